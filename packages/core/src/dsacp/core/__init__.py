@@ -1,0 +1,36 @@
+"""Token shards, capacities, buckets, buffer regions and errors: plain integers, no torch."""
+
+from dsacp.core.capacity import DraftCapacity, StepLayout, align_capture_sizes
+from dsacp.core.errors import (
+    AliasError,
+    CapacityError,
+    DsacpError,
+    HostSyncError,
+    LayoutError,
+    PaddingError,
+    StaleAddressError,
+    StaleValueError,
+    UnsupportedHostError,
+)
+from dsacp.core.region import GUARD_WORD, BufferRegion, check_disjoint
+from dsacp.core.shard import TokenShard, round_up
+
+__all__ = [
+    "GUARD_WORD",
+    "AliasError",
+    "BufferRegion",
+    "CapacityError",
+    "DraftCapacity",
+    "DsacpError",
+    "HostSyncError",
+    "LayoutError",
+    "PaddingError",
+    "StaleAddressError",
+    "StaleValueError",
+    "StepLayout",
+    "TokenShard",
+    "UnsupportedHostError",
+    "align_capture_sizes",
+    "check_disjoint",
+    "round_up",
+]

@@ -1,0 +1,149 @@
+"""How large the persistent buffers must be, and which captured shape a batch may use."""
+
+import math
+import warnings
+from bisect import bisect_left
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from dsacp.core.errors import CapacityError, LayoutError
+from dsacp.core.shard import round_up
+
+StepLayout = Literal["tokens", "requests"]
+
+
+def align_capture_sizes(
+    sizes: Iterable[int], num_draft_tokens: int, tp_size: int
+) -> tuple[int, ...]:
+    """Round capture sizes of our own up to lcm(K+1, tp), so that each is a whole uniform batch.
+
+    A host's sizes are never changed: pass those to ``DraftCapacity.from_config`` as they are.
+    """
+    grid = math.lcm(num_draft_tokens + 1, tp_size)
+    return tuple(sorted({round_up(size, grid) for size in sizes}))
+
+
+@dataclass(frozen=True)
+class DraftCapacity:
+    """Bounds of every buffer of one serving configuration (design: invariant I3).
+
+    Attributes:
+        max_num_seqs: real requests a batch may hold.
+        num_draft_tokens: K, draft tokens a step.
+        tp_size: ranks that share the tokens.
+        max_reqs: request rows of step 0, the dummy request included.
+        max_tokens: token rows of step 0, a multiple of ``tp_size``.
+        max_rows: request and token rows of steps >= 1, a multiple of ``tp_size``.
+        capture_sizes: step-0 token counts that may be captured, ascending.
+        layout: whether rows of steps >= 1 are the padded tokens (vLLM-Ascend v1) or requests.
+    """
+
+    max_num_seqs: int
+    num_draft_tokens: int
+    tp_size: int
+    max_reqs: int
+    max_tokens: int
+    max_rows: int
+    capture_sizes: tuple[int, ...]
+    layout: StepLayout
+
+    @classmethod
+    def from_config(
+        cls,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        num_draft_tokens: int,
+        tp_size: int,
+        capture_sizes: Iterable[int] = (),
+        layout: StepLayout = "tokens",
+    ) -> "DraftCapacity":
+        """Derive the bounds from a serving configuration.
+
+        Off-grid capture sizes are dropped with a warning, never changed.
+
+        Raises:
+            LayoutError: a count is not positive, or no capture size is left on the grid.
+            CapacityError: the token budget cannot hold one uniform batch of one request.
+        """
+        _check_counts(max_num_seqs, max_num_batched_tokens, num_draft_tokens, tp_size, layout)
+        query_len = num_draft_tokens + 1
+        sizes = _on_grid(capture_sizes, query_len, tp_size)
+        largest = max(sizes, default=0)
+        # A capture of 16 tokens is seen as up to 16 one-token requests (spec ascend 4.6).
+        max_reqs = max(max_num_seqs, largest) + 1
+        tokens = max(max_num_batched_tokens, largest, max_num_seqs * query_len)
+        rows = max(max_num_seqs, largest if layout == "tokens" else largest // query_len)
+        return cls(
+            max_num_seqs=max_num_seqs,
+            num_draft_tokens=num_draft_tokens,
+            tp_size=tp_size,
+            max_reqs=max_reqs,
+            max_tokens=round_up(tokens, tp_size),
+            max_rows=round_up(rows, tp_size),
+            capture_sizes=sizes,
+            layout=layout,
+        )
+
+    def bucket(self, num_tokens: int, num_reqs: int, uniform: bool) -> int | None:
+        """Return the smallest captured size that a batch matches, or None to run eager.
+
+        ``uniform`` says that every request has exactly K+1 query tokens; a bucket matches only
+        its own shape, so 16 one-token requests never use a capture of 4 x 4.
+        """
+        query_len = self.num_draft_tokens + 1
+        if not uniform or num_reqs < 1 or num_tokens != num_reqs * query_len:
+            return None
+        index = bisect_left(self.capture_sizes, num_tokens)
+        return self.capture_sizes[index] if index < len(self.capture_sizes) else None
+
+    def rows(self, step: int, bucket: int) -> int:
+        """Return the request rows that ``step`` has in ``bucket`` (``bucket`` = step-0 tokens)."""
+        if not 0 <= step < self.num_draft_tokens:
+            raise LayoutError(
+                f"expected a draft step in 0..{self.num_draft_tokens - 1}, found {step}"
+            )
+        requests = bucket // (self.num_draft_tokens + 1)
+        if step == 0:
+            return requests
+        return bucket if self.layout == "tokens" else round_up(requests, self.tp_size)
+
+
+def _check_counts(
+    max_num_seqs: int, max_tokens: int, num_draft_tokens: int, tp_size: int, layout: str
+) -> None:
+    counts = {
+        "max_num_seqs": max_num_seqs,
+        "max_num_batched_tokens": max_tokens,
+        "num_draft_tokens": num_draft_tokens,
+        "tp_size": tp_size,
+    }
+    for name, value in counts.items():
+        if value < 1:
+            raise LayoutError(f"expected {name} >= 1, found {value}")
+    if layout not in ("tokens", "requests"):
+        raise LayoutError(f"expected layout 'tokens' or 'requests', found {layout!r}")
+    if max_tokens < num_draft_tokens + 1:
+        raise CapacityError(
+            f"one request needs {num_draft_tokens + 1} tokens to verify {num_draft_tokens} drafts, "
+            f"max_num_batched_tokens holds {max_tokens}: raise it or draft fewer tokens"
+        )
+
+
+def _on_grid(sizes: Iterable[int], query_len: int, tp_size: int) -> tuple[int, ...]:
+    given = sorted(set(sizes))
+    grid = math.lcm(query_len, tp_size)
+    kept = tuple(size for size in given if size > 0 and size % grid == 0)
+    dropped = [size for size in given if size not in kept]
+    if given and not kept:
+        raise LayoutError(
+            f"expected capture sizes in multiples of lcm(K+1={query_len}, tp={tp_size})={grid}, "
+            f"found {given}: use multiples of {grid}, or pass none to run eager"
+        )
+    if dropped:
+        warnings.warn(
+            f"capture sizes {dropped} are not multiples of lcm(K+1={query_len}, tp={tp_size})="
+            f"{grid} and will run eager; use multiples of {grid}",
+            stacklevel=3,
+        )
+    return kept

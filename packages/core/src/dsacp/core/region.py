@@ -1,0 +1,48 @@
+"""A named byte range of a persistent buffer, as the guard sees it."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+from dsacp.core.errors import AliasError
+
+GUARD_WORD = 0x5AFE_C0DE
+"""The int32 pattern written around every buffer; any other value there is a write out of bounds."""
+
+
+@dataclass(frozen=True)
+class BufferRegion:
+    """One field of one draft step of one KV group, in bytes.
+
+    ``guard_bytes`` of ``GUARD_WORD`` follow the region at ``address + nbytes``; the guard of the
+    region before it, or the arena's first guard, protects its front.
+    """
+
+    group: str
+    step: int
+    field: str
+    address: int
+    nbytes: int
+    guard_bytes: int = 0
+
+    @property
+    def end(self) -> int:
+        """One past the last byte, the guard included."""
+        return self.address + self.nbytes + self.guard_bytes
+
+    @property
+    def label(self) -> str:
+        """``group/step/field``, as messages print it."""
+        return f"{self.group}/step{self.step}/{self.field}"
+
+
+def check_disjoint(regions: Iterable[BufferRegion]) -> None:
+    """Raise ``AliasError`` if two regions share a byte (I5)."""
+    ordered = sorted(regions, key=lambda region: region.address)
+    for left, right in pairwise(ordered):
+        if right.address < left.end and left.nbytes and right.nbytes:
+            raise AliasError(
+                f"expected disjoint buffers, found {left.label} [{left.address:#x}, {left.end:#x}) "
+                f"and {right.label} [{right.address:#x}, {right.end:#x}) sharing "
+                f"{min(left.end, right.end) - right.address} bytes: give each owner its own arena"
+            )

@@ -1,0 +1,1 @@
+"""The dsacp command: replay a trace eager and by graph, and compare everything."""

@@ -1,0 +1,108 @@
+"""Rank-local query starts, lengths and start positions (spec ascend 3.6)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsacp.core import LayoutError, TokenShard
+from dsacp.kernels.checks import check_int32
+from dsacp.kernels.local_metadata import reference
+from dsacp.kernels.registry import Impl, Kernel
+
+KERNEL = Kernel(
+    "local_metadata", reference.local_metadata, "dsacp.kernels.local_metadata.triton:local_metadata"
+)
+
+
+@dataclass(frozen=True)
+class LocalMetadata:
+    """Metadata of one rank's tokens.
+
+    Attributes:
+        query_start_loc: int32 [B+1], starts inside the rank's slice.
+        seq_lens: int32 [B], KV length visible to the rank's last token of each request.
+        start_pos: int32 [B], global position of each request's first query token.
+    """
+
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    start_pos: Tensor
+
+
+@torch.library.custom_op(
+    "dsacp::local_metadata",
+    mutates_args=("out_query_start_loc", "out_seq_lens", "out_start_pos"),
+)
+def _local_metadata_op(
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    out_query_start_loc: Tensor,
+    out_seq_lens: Tensor,
+    out_start_pos: Tensor,
+    shard_start: int,
+    shard_end: int,
+    causal: bool,
+    impl: str,
+) -> None:
+    KERNEL.select(query_start_loc.device, impl)(
+        query_start_loc,
+        seq_lens,
+        out_query_start_loc,
+        out_seq_lens,
+        out_start_pos,
+        shard_start,
+        shard_end,
+        causal,
+    )
+
+
+def local_metadata(
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    shard: TokenShard,
+    *,
+    causal: bool = True,
+    out: LocalMetadata | None = None,
+    impl: Impl = "auto",
+) -> LocalMetadata:
+    """Compute one rank's view of a batch in one launch, without a scan.
+
+    Args:
+        query_start_loc: int32 [B+1], global query starts.
+        seq_lens: int32 [B], KV lengths including this step's queries; 0 marks padding.
+        shard: the rank's token range.
+        causal: False for DSpark's mutually visible query block (spec ascend 6).
+        out: buffers to write in place; allocated when None.
+        impl: forces "reference" or "triton".
+
+    Returns:
+        ``out``, or the new tensors.
+
+    Raises:
+        LayoutError: a dtype or length does not fit.
+    """
+    check_int32(query_start_loc=query_start_loc, seq_lens=seq_lens)
+    if query_start_loc.numel() != seq_lens.numel() + 1:
+        raise LayoutError(
+            f"expected query_start_loc of {seq_lens.numel() + 1} entries for {seq_lens.numel()} "
+            f"requests, found {query_start_loc.numel()}: slice both to the same batch"
+        )
+    if out is None:
+        out = LocalMetadata(
+            torch.empty_like(query_start_loc),
+            torch.empty_like(seq_lens),
+            torch.empty_like(seq_lens),
+        )
+    _local_metadata_op(
+        query_start_loc,
+        seq_lens,
+        out.query_start_loc,
+        out.seq_lens,
+        out.start_pos,
+        shard.start,
+        shard.end,
+        causal,
+        impl,
+    )
+    return out

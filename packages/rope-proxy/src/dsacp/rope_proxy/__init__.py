@@ -1,0 +1,1 @@
+"""RoPE tables, registry and address-stable banks for draft steps."""

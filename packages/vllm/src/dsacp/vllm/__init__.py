@@ -1,0 +1,1 @@
+"""dsacp as a plug-in of vLLM and vllm-ascend."""
