@@ -1,1 +1,30 @@
 """Address-stable draft metadata for DSA context parallelism: arenas, cross-group cache, builder."""
+
+from dsacp.drafting_cache.arena import Arena, ArenaPlan, FieldKey, FieldPlan, plan_arena
+from dsacp.drafting_cache.builder import DraftMetadataBuilder
+from dsacp.drafting_cache.config import Overflow, Padding
+from dsacp.drafting_cache.types import (
+    BoundInputs,
+    CompressorRows,
+    DraftBatch,
+    GroupMetadata,
+    GroupSpec,
+    StepMetadata,
+)
+
+__all__ = [
+    "Arena",
+    "ArenaPlan",
+    "BoundInputs",
+    "CompressorRows",
+    "DraftBatch",
+    "DraftMetadataBuilder",
+    "FieldKey",
+    "FieldPlan",
+    "GroupMetadata",
+    "GroupSpec",
+    "Overflow",
+    "Padding",
+    "StepMetadata",
+    "plan_arena",
+]

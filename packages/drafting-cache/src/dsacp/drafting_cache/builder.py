@@ -1,0 +1,215 @@
+"""The builder: stages a batch, then recomputes every field of every step in place."""
+
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from dsacp.core import (
+    BufferRegion,
+    CapacityError,
+    DraftCapacity,
+    LayoutError,
+    StaleAddressError,
+    TokenShard,
+)
+from dsacp.drafting_cache.config import BuilderConfig, Overflow, Padding
+from dsacp.drafting_cache.geometry import (
+    StepGeometry,
+    bucket_geometry,
+    first_geometry,
+    later_geometry,
+)
+from dsacp.drafting_cache.session import Session
+from dsacp.drafting_cache.types import BoundInputs, DraftBatch, GroupSpec, StepMetadata
+from dsacp.rope_proxy import RopeRegistry
+from dsacp.sas_metadata import SasPolicy
+
+
+class DraftMetadataBuilder:
+    """Address-stable metadata of all draft steps of one rank (design: invariants I1-I5).
+
+    The target's own metadata comes from a second instance with ``num_steps=1``.
+
+    Args:
+        capacity: bounds of every buffer.
+        groups: KV groups whose layers are served.
+        rope: registry of the layers' RoPE configurations.
+        shard: any shard of this rank; only its size and rank are used.
+        device: where buffers live.
+        max_model_len: positions at or past it overflow.
+        num_steps: banks to keep, K by default.
+        overflow: "reset" (vLLM V1, vllm-ascend) or "saturate" (vLLM V2).
+        padding: "dummy" requests (Ascend) or "repeat"-ed starts (vLLM V2).
+        causal: False for DSpark's query blocks (spec ascend 6).
+        sas_policy: how work splits are planned.
+        guard_words: 4-byte words kept between buffers.
+
+    Raises:
+        LayoutError: configuration values contradict each other.
+        CapacityError: a RoPE table is shorter than ``max_model_len``.
+    """
+
+    def __init__(
+        self,
+        capacity: DraftCapacity,
+        groups: Sequence[GroupSpec],
+        rope: RopeRegistry,
+        shard: TokenShard,
+        device: torch.device | str = "cpu",
+        *,
+        max_model_len: int,
+        num_steps: int | None = None,
+        overflow: Overflow = "reset",
+        padding: Padding = "dummy",
+        causal: bool = True,
+        sas_policy: SasPolicy = "upstream",
+        guard_words: int = 16,
+    ) -> None:
+        steps = capacity.num_draft_tokens if num_steps is None else num_steps
+        self.config = BuilderConfig(
+            capacity=capacity,
+            groups=tuple(groups),
+            rope=rope,
+            shard=shard,
+            device=torch.device(device),
+            max_model_len=max_model_len,
+            num_steps=steps,
+            overflow=overflow,
+            padding=padding,
+            causal=causal,
+            sas_policy=sas_policy,
+            guard_words=guard_words,
+        )
+        self._session: Session | None = Session.open(self.config, generation=0)
+        self._generation = 0
+
+    @property
+    def generation(self) -> int:
+        """Counts releases; a graph captured in another generation holds freed addresses."""
+        return self._generation
+
+    def bind(self, block_tables: Mapping[str, Tensor], inputs: BoundInputs | None = None) -> None:
+        """Name the host tensors that are read in place; once a generation.
+
+        Args:
+            block_tables: int32 [rows, columns] by group name, persistent.
+            inputs: persistent batch tensors; with them a build needs no staging launch.
+
+        Raises:
+            LayoutError: a group has no table, or a tensor's type or size does not fit.
+            StaleAddressError: other tensors are already bound.
+        """
+        self._active().bind(block_tables, inputs)
+
+    def build(self, batch: DraftBatch) -> StepMetadata:
+        """Compute step 0 in place and return its views; equal to ``build_for_drafting(batch, 0)``.
+
+        Raises:
+            CapacityError: the batch exceeds its buffers or its captured shape.
+            LayoutError: nothing is bound, or an input does not fit.
+        """
+        return self.build_for_drafting(batch, 0)
+
+    def build_for_drafting(self, batch: DraftBatch, draft_index: int) -> StepMetadata:
+        """Compute one step from the batch that the host has already advanced to it.
+
+        Raises:
+            CapacityError, LayoutError: as ``build``; also for an unknown ``draft_index``.
+        """
+        if not 0 <= draft_index < self.config.num_steps:
+            raise CapacityError(
+                f"expected draft_index in 0..{self.config.num_steps - 1}, found {draft_index}: "
+                "build more steps or translate the host's index in its adapter"
+            )
+        session = self._active()
+        geometry = self._first(batch, draft_index)
+        session.stage(batch, (geometry,), draft_index)
+        return session.compute((geometry,), draft_index)[0]
+
+    def build_all(
+        self, batch: DraftBatch, num_steps: int | None = None
+    ) -> tuple[StepMetadata, ...]:
+        """Compute steps 0..num_steps-1 from step-0 state alone, without a host sync.
+
+        Raises:
+            CapacityError, LayoutError: as ``build``; also for more steps than banks.
+        """
+        session = self._active()
+        geometries = self._geometries(batch, self._count(num_steps))
+        session.stage(batch, geometries, 0)
+        return session.compute(geometries, 0)
+
+    def stage(self, batch: DraftBatch, num_steps: int | None = None) -> None:
+        """Bring a batch to the addresses that a captured ``refresh`` reads, before its replay.
+
+        Also cleans what an earlier, larger batch left beyond this one.
+
+        Raises:
+            CapacityError: the batch is larger than the bucket was captured for.
+        """
+        session = self._active()
+        session.stage(batch, self._geometries(batch, self._count(num_steps)), 0)
+
+    def refresh(self, bucket: int, num_steps: int | None = None) -> tuple[StepMetadata, ...]:
+        """Recompute all steps of a bucket from bound and staged inputs; safe inside a capture.
+
+        Run it once before the capture, so that host-made tables exist.
+        """
+        geometries = tuple(
+            bucket_geometry(self.config.capacity, bucket, step)
+            for step in range(self._count(num_steps))
+        )
+        return self._active().compute(geometries, 0)
+
+    def regions(self) -> tuple[BufferRegion, ...]:
+        """Return every buffer's byte range, for ``dsacp.graph.GraphGuard``."""
+        return self._active().buffers.regions()
+
+    def storages(self) -> tuple[Tensor, ...]:
+        """Return the storages that hold ``regions()``, guard words included."""
+        return self._active().buffers.storages()
+
+    def release(self) -> None:
+        """Free every buffer (sleep mode); graphs captured before are of an older generation."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+            self._generation += 1
+
+    def restore(self) -> None:
+        """Allocate buffers again after ``release``; bind and capture anew."""
+        if self._session is None:
+            self._session = Session.open(self.config, self._generation)
+
+    def _active(self) -> Session:
+        if self._session is None:
+            raise StaleAddressError(
+                f"expected live buffers, found generation {self._generation} released: call "
+                "restore(), bind() and capture again"
+            )
+        return self._session
+
+    def _count(self, num_steps: int | None) -> int:
+        count = self.config.num_steps if num_steps is None else num_steps
+        if not 1 <= count <= self.config.num_steps:
+            raise CapacityError(
+                f"expected 1..{self.config.num_steps} steps, found {count}: dynamic K may only "
+                "draft fewer tokens than the builder was made for"
+            )
+        return count
+
+    def _first(self, batch: DraftBatch, step: int) -> StepGeometry:
+        config = self.config
+        return first_geometry(config.capacity, batch, step, config.padding == "dummy")
+
+    def _geometries(self, batch: DraftBatch, count: int) -> tuple[StepGeometry, ...]:
+        capacity = self.config.capacity
+        later = [later_geometry(capacity, batch, step) for step in range(1, count)]
+        if batch.num_rejected is not None and batch.num_rejected.numel() < batch.num_reqs:
+            raise LayoutError(
+                f"expected num_rejected of at least {batch.num_reqs} entries, found "
+                f"{batch.num_rejected.numel()}"
+            )
+        return cast("tuple[StepGeometry, ...]", (self._first(batch, 0), *later))

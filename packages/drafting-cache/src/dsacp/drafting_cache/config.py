@@ -1,0 +1,63 @@
+"""What a builder was made for; checked once, before any buffer exists."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from dsacp.core import CapacityError, DraftCapacity, LayoutError, TokenShard
+from dsacp.drafting_cache.types import GroupSpec
+from dsacp.rope_proxy import RopeRegistry
+from dsacp.sas_metadata import SasPolicy
+
+Overflow = Literal["reset", "saturate"]
+Padding = Literal["dummy", "repeat"]
+
+
+@dataclass(frozen=True)
+class BuilderConfig:
+    """Everything a builder needs to know that never changes.
+
+    Raises:
+        LayoutError: groups are missing or share a name, or the shard contradicts the capacity.
+        CapacityError: a position below ``max_model_len`` lies past a RoPE table (vLLM #57941).
+    """
+
+    capacity: DraftCapacity
+    groups: tuple[GroupSpec, ...]
+    rope: RopeRegistry
+    shard: TokenShard
+    device: torch.device
+    max_model_len: int
+    num_steps: int
+    overflow: Overflow
+    padding: Padding
+    causal: bool
+    sas_policy: SasPolicy
+    guard_words: int
+
+    def __post_init__(self) -> None:
+        names = [group.name for group in self.groups]
+        if not names or len(set(names)) != len(names):
+            raise LayoutError(f"expected groups of distinct names, found {names}")
+        if self.shard.tp_size != self.capacity.tp_size:
+            raise LayoutError(
+                f"expected a shard of tp_size {self.capacity.tp_size} as the capacity was made "
+                f"for, found {self.shard.tp_size}"
+            )
+        if not 1 <= self.num_steps <= self.capacity.num_draft_tokens:
+            raise LayoutError(
+                f"expected 1..{self.capacity.num_draft_tokens} steps, found {self.num_steps}"
+            )
+        if self.overflow not in ("reset", "saturate") or self.padding not in ("dummy", "repeat"):
+            raise LayoutError(
+                "expected overflow 'reset' or 'saturate' and padding 'dummy' or 'repeat', found "
+                f"{self.overflow!r} and {self.padding!r}"
+            )
+        for config in self.rope.configs():
+            if config.table_length < self.max_model_len:
+                raise CapacityError(
+                    f"expected RoPE tables of max_model_len={self.max_model_len} rows, found "
+                    f"{config.table_length} for {config}: raise max_position_embeddings or "
+                    "scaling_factor, or lower max_model_len"
+                )

@@ -1,0 +1,88 @@
+"""Row and token counts of every step of a batch: integers only."""
+
+from dataclasses import dataclass
+
+from dsacp.core import CapacityError, DraftCapacity, LayoutError, round_up
+from dsacp.drafting_cache.types import DraftBatch
+
+
+@dataclass(frozen=True)
+class StepGeometry:
+    """Shape of one step: request rows, the host's padded tokens, queries of a padded request."""
+
+    rows: int
+    tokens: int
+    pad_query_len: int
+
+
+def bucket_geometry(capacity: DraftCapacity, bucket: int, step: int) -> StepGeometry:
+    """Return the shape that ``step`` has in a captured bucket."""
+    if bucket not in capacity.capture_sizes:
+        raise CapacityError(
+            f"expected a bucket of {list(capacity.capture_sizes)}, found {bucket}: "
+            "capture that size, or pass bucket=None to run eager"
+        )
+    rows = capacity.rows(step, bucket)
+    query_len = capacity.num_draft_tokens + 1 if step == 0 else 1
+    return StepGeometry(rows, bucket if step == 0 else rows, query_len)
+
+
+def first_geometry(
+    capacity: DraftCapacity, batch: DraftBatch, step: int, dummy: bool
+) -> StepGeometry:
+    """Return the shape of the step that ``batch`` itself describes."""
+    if batch.bucket is not None:
+        geometry = bucket_geometry(capacity, batch.bucket, step)
+    else:
+        geometry = _eager_geometry(capacity, batch, step, dummy)
+    _check(capacity, batch, geometry, step)
+    return geometry
+
+
+def later_geometry(capacity: DraftCapacity, batch: DraftBatch, step: int) -> StepGeometry:
+    """Return the shape of a one-token-a-request step that follows ``batch``."""
+    if batch.bucket is not None:
+        return bucket_geometry(capacity, batch.bucket, step)
+    rows = round_up(batch.num_reqs, capacity.tp_size)
+    return StepGeometry(rows, rows, 1)
+
+
+def _eager_geometry(
+    capacity: DraftCapacity, batch: DraftBatch, step: int, dummy: bool
+) -> StepGeometry:
+    if step > 0 and batch.num_tokens == batch.num_reqs and batch.num_reqs_padded is None:
+        return later_geometry(capacity, batch, step)
+    tokens = batch.num_tokens_padded or batch.num_tokens
+    # FIA wants query_start_loc[-1] == T: one dummy request takes what the host padded.
+    extra = 1 if dummy and tokens > batch.num_tokens else 0
+    rows = batch.num_reqs_padded or batch.num_reqs + extra
+    uniform = batch.num_reqs > 0 and batch.num_tokens % batch.num_reqs == 0
+    query_len = batch.num_tokens // batch.num_reqs if uniform else capacity.num_draft_tokens + 1
+    return StepGeometry(rows, tokens, query_len)
+
+
+def _check(capacity: DraftCapacity, batch: DraftBatch, geometry: StepGeometry, step: int) -> None:
+    max_rows = capacity.max_reqs if step == 0 else capacity.max_rows
+    max_tokens = capacity.max_tokens if step == 0 else capacity.max_rows
+    tokens = round_up(geometry.tokens, capacity.tp_size)
+    if geometry.rows > max_rows or tokens > max_tokens:
+        raise CapacityError(
+            f"step {step} needs {geometry.rows} requests and {tokens} tokens, its buffers hold "
+            f"{max_rows} and {max_tokens}: raise max_num_seqs, max_num_batched_tokens or the "
+            "largest capture size"
+        )
+    if batch.num_reqs > geometry.rows or batch.num_tokens > geometry.tokens:
+        raise CapacityError(
+            f"step {step} was captured for {geometry.rows} requests and {geometry.tokens} tokens, "
+            f"the batch has {batch.num_reqs} and {batch.num_tokens}: use a larger bucket, or none"
+        )
+    if batch.num_reqs < 0 or batch.query_start_loc.numel() <= batch.num_reqs:
+        raise LayoutError(
+            f"expected query_start_loc of at least {batch.num_reqs + 1} entries, found "
+            f"{batch.query_start_loc.numel()}"
+        )
+    if batch.seq_lens.numel() < batch.num_reqs:
+        raise LayoutError(
+            f"expected seq_lens of at least {batch.num_reqs} entries, found "
+            f"{batch.seq_lens.numel()}"
+        )

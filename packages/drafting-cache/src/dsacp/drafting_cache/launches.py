@@ -1,0 +1,97 @@
+"""The kernel launches of a build, each over all groups and steps at once."""
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from dsacp.drafting_cache.buffers import Buffers
+from dsacp.drafting_cache.config import BuilderConfig
+from dsacp.drafting_cache.geometry import StepGeometry
+from dsacp.drafting_cache.types import BoundInputs, StepMetadata
+from dsacp.kernels import clear_tails, compressor_rows, draft_steps, sas_plan
+
+Extents = Sequence[tuple[int, int]]
+
+
+def compute_fields(
+    config: BuilderConfig,
+    buffers: Buffers,
+    tables: Mapping[str, Tensor],
+    inputs: BoundInputs,
+    pointers: Tensor,
+    geometries: Sequence[StepGeometry],
+    first_step: int,
+) -> None:
+    """Write starts, lengths, positions, slots and RoPE rows of consecutive steps."""
+    draft_steps(
+        inputs.query_start_loc,
+        inputs.seq_lens,
+        inputs.num_rejected,
+        inputs.num_reqs,
+        list(tables.values()),
+        list(buffers.rope.cos_tables),
+        list(buffers.rope.sin_tables),
+        pointers,
+        buffers.words.storage,
+        buffers.layout,
+        buffers.rope.storage,
+        buffers.rope.layout,
+        block_sizes=[group.block_size for group in config.groups],
+        row_counts=[geometry.rows for geometry in geometries],
+        token_counts=[geometry.tokens for geometry in geometries],
+        first_step=first_step,
+        tp_size=config.shard.tp_size,
+        tp_rank=config.shard.tp_rank,
+        pad_query_len=geometries[0].pad_query_len,
+        max_model_len=config.max_model_len,
+        saturate=config.overflow == "saturate",
+        repeat_padding=config.padding == "repeat",
+        causal=config.causal,
+    )
+
+
+def compute_plans(buffers: Buffers, plans: Tensor) -> None:
+    """Write every group's work split from its local starts and lengths."""
+    words = buffers.words.storage
+    sas_plan(words, words, words, plans)
+
+
+def compute_rows(config: BuilderConfig, buffers: Buffers, step: StepMetadata) -> None:
+    """Write the compressed rows that the step completes."""
+    for group in config.groups:
+        metadata = step.groups[group.name]
+        rows = metadata.compressor
+        if rows is None:
+            continue
+        cos, sin = buffers.compress_tables[group.compress_ratio]
+        compressor_rows(
+            metadata.query_start_loc,
+            metadata.start_pos,
+            metadata.block_table,
+            cos,
+            sin,
+            rows.slot_mapping,
+            rows.positions,
+            rows.requests,
+            rows.cos,
+            rows.sin,
+            block_size=group.block_size,
+            compress_ratio=group.compress_ratio,
+        )
+
+
+def clean_tails(buffers: Buffers, first_step: int, before: Extents, now: Extents) -> None:
+    """Make inert what a larger batch left beyond the rows and tokens of this one."""
+    rotary_dim = buffers.rope.cos_tables[0].shape[-1] if buffers.rope.cos_tables else 0
+    clear_tails(
+        buffers.words.storage,
+        buffers.layout,
+        buffers.rope.storage,
+        buffers.rope.layout,
+        rotary_dim,
+        first_step,
+        rows_from=[new[0] for new in now],
+        rows_to=[max(old[0], new[0]) for old, new in zip(before, now, strict=True)],
+        tokens_from=[new[1] for new in now],
+        tokens_to=[max(old[1], new[1]) for old, new in zip(before, now, strict=True)],
+    )

@@ -1,0 +1,84 @@
+"""Frozen metadata as views of the persistent buffers; a bucket is a prefix."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from dsacp.core import TokenShard
+from dsacp.drafting_cache.buffers import Buffers, compressed_capacity
+from dsacp.drafting_cache.geometry import StepGeometry
+from dsacp.drafting_cache.types import BoundInputs, CompressorRows, GroupMetadata, GroupSpec
+from dsacp.drafting_cache.types import StepMetadata as Metadata
+
+
+def step_view(
+    buffers: Buffers,
+    groups: tuple[GroupSpec, ...],
+    block_tables: Mapping[str, Tensor],
+    inputs: BoundInputs,
+    shard: TokenShard,
+    step: int,
+    geometry: StepGeometry,
+    generation: int,
+) -> Metadata:
+    """Return the metadata of ``step`` in ``geometry``; allocates no device memory."""
+    shard = shard.resize(geometry.tokens)
+    rope = buffers.rope.proxy(step, shard.padded)
+    return Metadata(
+        draft_index=step,
+        num_reqs=geometry.rows,
+        num_tokens=geometry.tokens,
+        num_real_reqs=inputs.num_reqs[:1],
+        shard=shard,
+        groups={
+            group.name: _group_view(
+                buffers, group, block_tables[group.name], step, geometry.rows, shard.padded
+            )
+            for group in groups
+        },
+        rope=rope,
+        local_rope=rope[shard.start : shard.end],
+        generation=generation,
+    )
+
+
+def _group_view(
+    buffers: Buffers, group: GroupSpec, table: Tensor, step: int, rows: int, tokens: int
+) -> GroupMetadata:
+    def view(field: str, words: int | None = None) -> Tensor:
+        return buffers.words.view((group.name, step, field), words)
+
+    return GroupMetadata(
+        query_start_loc=view("query_start_loc", rows + 1),
+        seq_lens=view("seq_lens", rows),
+        local_query_start_loc=view("local_query_start_loc", rows + 1),
+        local_seq_lens=view("local_seq_lens", rows),
+        start_pos=view("start_pos", rows),
+        positions=view("positions", tokens),
+        slot_mapping=None if group.compressor else view("slot_mapping", tokens),
+        block_table=table[:rows],
+        sas_metadata=None if group.sas is None else view("sas_metadata"),
+        qli_metadata=None if group.qli is None else view("qli_metadata"),
+        compressor=_compressor_view(buffers, group, step, rows, tokens),
+    )
+
+
+def _compressor_view(
+    buffers: Buffers, group: GroupSpec, step: int, rows: int, tokens: int
+) -> CompressorRows | None:
+    if not group.compressor or buffers.floats is None:
+        return None
+    count = compressed_capacity(tokens, rows, group.compress_ratio)
+    words, floats = buffers.words, buffers.floats
+    rotary_dim = buffers.compress_tables[group.compress_ratio][0].shape[-1]
+    cos, sin = (
+        floats.view((group.name, step, field), count * rotary_dim).view(count, rotary_dim)
+        for field in ("compress_cos", "compress_sin")
+    )
+    return CompressorRows(
+        slot_mapping=words.view((group.name, step, "compress_slots"), count),
+        positions=words.view((group.name, step, "compress_positions"), count),
+        requests=words.view((group.name, step, "compress_requests"), count),
+        cos=cos,
+        sin=sin,
+    )
