@@ -1,6 +1,24 @@
 """Metadata and sparse-attention kernels of dsacp: a torch reference beside each Triton kernel."""
 
+from dsacp.kernels.clear_tails import clear_tails
+from dsacp.kernels.draft_steps import draft_steps
+from dsacp.kernels.fields import DRAFT_FIELDS, field_length
 from dsacp.kernels.local_metadata import LocalMetadata, local_metadata
 from dsacp.kernels.registry import Impl, Kernel
+from dsacp.kernels.rope_gather import rope_gather
+from dsacp.kernels.slot_mapping import slot_mapping
+from dsacp.kernels.stage_inputs import stage_inputs
 
-__all__ = ["Impl", "Kernel", "LocalMetadata", "local_metadata"]
+__all__ = [
+    "DRAFT_FIELDS",
+    "Impl",
+    "Kernel",
+    "LocalMetadata",
+    "clear_tails",
+    "draft_steps",
+    "field_length",
+    "local_metadata",
+    "rope_gather",
+    "slot_mapping",
+    "stage_inputs",
+]

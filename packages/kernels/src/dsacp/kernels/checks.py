@@ -14,3 +14,31 @@ def check_int32(**tensors: Tensor) -> None:
                 f"expected {name} as contiguous 1-D int32, found {tensor.dtype} of shape "
                 f"{tuple(tensor.shape)} and stride {tensor.stride()}: convert it before the call"
             )
+
+
+def check_block_table(name: str, table: Tensor, block_size: int) -> None:
+    """Raise ``LayoutError`` unless ``table`` is non-empty int32 2-D with unit column stride."""
+    if block_size < 1:
+        raise LayoutError(f"expected a block size >= 1 for {name}, found {block_size}")
+    if table.dtype is not torch.int32 or table.dim() != 2 or 0 in table.shape:
+        raise LayoutError(
+            f"expected {name} as non-empty int32 [requests, blocks], found {table.dtype} of shape "
+            f"{tuple(table.shape)}: bind the persistent block table"
+        )
+    if table.stride(1) != 1 and table.shape[1] > 1:
+        raise LayoutError(
+            f"expected {name} with unit column stride, found stride {table.stride()}: bind the "
+            "table itself, not its transpose"
+        )
+
+
+def check_rope_tables(cos_table: Tensor, sin_table: Tensor) -> None:
+    """Raise ``LayoutError`` unless both are contiguous fp32 matrices of one non-empty shape."""
+    for name, table in (("cos", cos_table), ("sin", sin_table)):
+        fits = table.dtype is torch.float32 and table.dim() == 2 and table.is_contiguous()
+        if not fits or table.shape != cos_table.shape or 0 in table.shape:
+            raise LayoutError(
+                f"expected the {name} table as contiguous fp32 of shape {tuple(cos_table.shape)}, "
+                f"found {table.dtype} of shape {tuple(table.shape)} and stride {table.stride()}: "
+                "build both tables from one configuration"
+            )

@@ -1,0 +1,95 @@
+"""Make the rows past a shrunken batch inert in one launch (design 5, buffers and buckets)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dsacp.core import CapacityError, LayoutError
+from dsacp.kernels.checks import check_int32
+from dsacp.kernels.clear_tails import reference
+from dsacp.kernels.registry import Impl, Kernel
+
+KERNEL = Kernel(
+    "clear_tails", reference.clear_tails, "dsacp.kernels.clear_tails.triton:clear_tails"
+)
+
+
+@torch.library.custom_op("dsacp::clear_tails", mutates_args=("arena", "rope_bank"))
+def _clear_tails_op(
+    arena: Tensor,
+    layout: Tensor,
+    rope_bank: Tensor,
+    rope_layout: Tensor,
+    rope_dim: int,
+    first_step: int,
+    rows_from: Sequence[int],
+    rows_to: Sequence[int],
+    tokens_from: Sequence[int],
+    tokens_to: Sequence[int],
+    impl: str,
+) -> None:
+    KERNEL.select(arena.device, impl)(
+        arena,
+        layout,
+        rope_bank,
+        rope_layout,
+        rope_dim,
+        first_step,
+        rows_from,
+        rows_to,
+        tokens_from,
+        tokens_to,
+    )
+
+
+def clear_tails(
+    arena: Tensor,
+    layout: Tensor,
+    rope_bank: Tensor,
+    rope_layout: Tensor,
+    rope_dim: int,
+    first_step: int,
+    rows_from: Sequence[int],
+    rows_to: Sequence[int],
+    tokens_from: Sequence[int],
+    tokens_to: Sequence[int],
+    impl: Impl = "auto",
+) -> None:
+    """Write padding into ``[from, to)`` of every field, in place.
+
+    Starts, global and local, repeat their entry ``rows_from`` in entries ``rows_from + 1`` to
+    ``rows_to``; lengths, start positions and positions become 0, slots -1, cos 1 and sin 0.
+
+    Args:
+        arena: int32 [N]; see ``draft_steps`` for it and the layouts.
+        layout: int32 [G, S, 7] word offsets, -1 absent.
+        rope_bank: fp32 [M].
+        rope_layout: int32 [C, S, 2] word offsets, -1 absent.
+        rope_dim: rotary dimension rd of every bank.
+        first_step: layout index of the first cleaned step.
+        rows_from: a step each, first request row to clean.
+        rows_to: a step each, one past the last row.
+        tokens_from: a step each, first token row to clean (positions, slots, RoPE).
+        tokens_to: a step each, one past the last token row.
+        impl: forces "reference" or "triton".
+
+    Raises:
+        LayoutError: dtypes or list lengths contradict each other, or a range is reversed.
+        CapacityError: the layouts do not hold these steps.
+    """
+    check_int32(arena=arena)
+    bounds = (rows_from, rows_to, tokens_from, tokens_to)
+    ranges = [*zip(rows_from, rows_to, strict=False), *zip(tokens_from, tokens_to, strict=False)]
+    if len({len(bound) for bound in bounds}) != 1 or any(not 0 <= a <= b for a, b in ranges):
+        raise LayoutError(
+            f"expected 0 <= from <= to and one entry a step, found rows {list(rows_from)} to "
+            f"{list(rows_to)} and tokens {list(tokens_from)} to {list(tokens_to)}"
+        )
+    held = min(layout.shape[1], rope_layout.shape[1])
+    if first_step < 0 or first_step + len(rows_from) > held:
+        raise CapacityError(
+            f"the call needs steps {first_step}..{first_step + len(rows_from) - 1}, the layouts "
+            f"hold {held}: clean only steps that have a bank"
+        )
+    _clear_tails_op(arena, layout, rope_bank, rope_layout, rope_dim, first_step, *bounds, impl)

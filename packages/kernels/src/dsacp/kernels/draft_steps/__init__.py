@@ -1,0 +1,182 @@
+"""Metadata of all draft steps and all KV groups in one launch (design 7, spec ascend 4)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dsacp.core import LayoutError
+from dsacp.kernels.draft_steps import reference
+from dsacp.kernels.draft_steps.validate import check_banks, check_inputs, check_steps
+from dsacp.kernels.registry import Impl, Kernel
+
+KERNEL = Kernel(
+    "draft_steps", reference.draft_steps, "dsacp.kernels.draft_steps.triton:draft_steps"
+)
+
+
+@torch.library.custom_op("dsacp::draft_steps", mutates_args=("arena", "rope_bank"))
+def _draft_steps_op(
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    num_rejected: Tensor,
+    num_reqs: Tensor,
+    block_tables: Sequence[Tensor],
+    cos_tables: Sequence[Tensor],
+    sin_tables: Sequence[Tensor],
+    pointers: Tensor,
+    arena: Tensor,
+    layout: Tensor,
+    rope_bank: Tensor,
+    rope_layout: Tensor,
+    block_sizes: Sequence[int],
+    row_counts: Sequence[int],
+    token_counts: Sequence[int],
+    first_step: int,
+    tp_size: int,
+    tp_rank: int,
+    pad_query_len: int,
+    max_model_len: int,
+    saturate: bool,
+    repeat_padding: bool,
+    causal: bool,
+    impl: str,
+) -> None:
+    KERNEL.select(arena.device, impl)(
+        query_start_loc,
+        seq_lens,
+        num_rejected,
+        num_reqs,
+        block_tables,
+        cos_tables,
+        sin_tables,
+        pointers,
+        arena,
+        layout,
+        rope_bank,
+        rope_layout,
+        block_sizes,
+        row_counts,
+        token_counts,
+        first_step,
+        tp_size,
+        tp_rank,
+        pad_query_len,
+        max_model_len,
+        saturate,
+        repeat_padding,
+        causal,
+    )
+
+
+def draft_steps(
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    num_rejected: Tensor,
+    num_reqs: Tensor,
+    block_tables: Sequence[Tensor],
+    cos_tables: Sequence[Tensor],
+    sin_tables: Sequence[Tensor],
+    pointers: Tensor,
+    arena: Tensor,
+    layout: Tensor,
+    rope_bank: Tensor,
+    rope_layout: Tensor,
+    block_sizes: Sequence[int],
+    row_counts: Sequence[int],
+    token_counts: Sequence[int],
+    first_step: int,
+    tp_size: int,
+    tp_rank: int,
+    pad_query_len: int,
+    max_model_len: int,
+    saturate: bool,
+    repeat_padding: bool,
+    causal: bool,
+    impl: Impl = "auto",
+) -> None:
+    """Compute the metadata of every step and group from step 0's state, in place.
+
+    The first computed step takes the batch as given; each later one has one token a request and
+    the length ``seq_len - rejected + j``. A request of length 0 is padding in every step: its
+    positions and lengths are 0 and its tokens have slot -1. RoPE rows cover all padded tokens.
+
+    Args:
+        query_start_loc: int32 [>= rows + 1]; entries past ``num_reqs`` are ignored.
+        seq_lens: int32 [>= rows], KV lengths with this step's queries and rejected tokens.
+        num_rejected: int32 [>= rows], ``0 <= rejected <= query length``.
+        num_reqs: int32 [1], real requests; read on the device, so a replay may change it.
+        block_tables: a group each, int32 [R, M] with unit column stride, read in place.
+        cos_tables: a RoPE configuration each, fp32 [L, rd]; row 0 is cos 1.
+        sin_tables: as ``cos_tables``; row 0 is sin 0.
+        pointers: int64, per group (address, row stride, width) of its table, then per
+            configuration the two table addresses; the reference ignores its content.
+        arena: int32 [N] that holds every field of every group and step.
+        layout: int32 [G, S, 7], word offsets in ``arena`` by ``DRAFT_FIELDS``; -1 is absent. The
+            reference reads it on the host, so a CPU copy avoids a sync there.
+        rope_bank: fp32 [M] that holds the RoPE rows.
+        rope_layout: int32 [C, S, 2], word offsets of cos and sin rows; -1 is absent.
+        block_sizes: cache rows of a block, a group each.
+        row_counts: request rows of each computed step.
+        token_counts: the host's padded tokens of each computed step; token fields get as many
+            entries rounded up to ``tp_size``. Equal to ``row_counts`` after the first step.
+        first_step: layout index of the first computed step.
+        tp_size: ranks that share the tokens.
+        tp_rank: this rank.
+        pad_query_len: query tokens of a padded request in the first computed step.
+        max_model_len: positions at or above it overflow: slot -1, position 0 and length 1, or,
+            with ``saturate``, the last position and ``max_model_len``.
+        saturate: see ``max_model_len``.
+        repeat_padding: padded query starts repeat the last real one instead of growing.
+        causal: False for mutually visible query blocks (spec ascend 6).
+        impl: forces "reference" or "triton".
+
+    Raises:
+        LayoutError: dtypes, shapes or integers contradict each other.
+        CapacityError: the inputs, layouts or storages are too small for the counts.
+    """
+    check_steps(row_counts, token_counts, tp_size, tp_rank)
+    check_inputs(query_start_loc, seq_lens, num_rejected, num_reqs, row_counts[0])
+    check_banks(
+        block_tables,
+        block_sizes,
+        cos_tables,
+        sin_tables,
+        pointers,
+        arena,
+        layout,
+        rope_bank,
+        rope_layout,
+        first_step + len(row_counts) - 1,
+    )
+    if min(first_step, pad_query_len) < 0 or max_model_len < 1:
+        raise LayoutError(
+            f"expected first_step >= 0, pad_query_len >= 0 and max_model_len >= 1, found "
+            f"{first_step}, {pad_query_len} and {max_model_len}"
+        )
+    _draft_steps_op(
+        query_start_loc,
+        seq_lens,
+        num_rejected,
+        num_reqs,
+        block_tables,
+        cos_tables,
+        sin_tables,
+        pointers,
+        arena,
+        layout,
+        rope_bank,
+        rope_layout,
+        block_sizes,
+        row_counts,
+        token_counts,
+        first_step,
+        tp_size,
+        tp_rank,
+        pad_query_len,
+        max_model_len,
+        saturate,
+        repeat_padding,
+        causal,
+        impl,
+    )

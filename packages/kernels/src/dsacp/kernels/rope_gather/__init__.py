@@ -1,0 +1,58 @@
+"""RoPE rows of a batch's tokens (spec ascend 5)."""
+
+import torch
+from torch import Tensor
+
+from dsacp.core import LayoutError
+from dsacp.kernels.checks import check_int32, check_rope_tables
+from dsacp.kernels.registry import Impl, Kernel
+from dsacp.kernels.rope_gather import reference
+
+KERNEL = Kernel(
+    "rope_gather", reference.rope_gather, "dsacp.kernels.rope_gather.triton:rope_gather"
+)
+
+
+@torch.library.custom_op("dsacp::rope_gather", mutates_args=("out_cos", "out_sin"))
+def _rope_gather_op(
+    positions: Tensor,
+    cos_table: Tensor,
+    sin_table: Tensor,
+    out_cos: Tensor,
+    out_sin: Tensor,
+    impl: str,
+) -> None:
+    KERNEL.select(positions.device, impl)(positions, cos_table, sin_table, out_cos, out_sin)
+
+
+def rope_gather(
+    positions: Tensor,
+    cos_table: Tensor,
+    sin_table: Tensor,
+    out_cos: Tensor,
+    out_sin: Tensor,
+    impl: Impl = "auto",
+) -> None:
+    """Gather cos and sin rows in one launch, in place.
+
+    Args:
+        positions: int32 [T]; one outside the table reads its nearest row, never past it.
+        cos_table: fp32 [L, rd], contiguous.
+        sin_table: fp32 [L, rd], contiguous.
+        out_cos: fp32 [T, rd], contiguous.
+        out_sin: fp32 [T, rd], contiguous.
+        impl: forces "reference" or "triton".
+
+    Raises:
+        LayoutError: a dtype or shape does not fit; no output is then touched.
+    """
+    check_int32(positions=positions)
+    check_rope_tables(cos_table, sin_table)
+    shape = (positions.numel(), cos_table.shape[1])
+    for name, out in (("out_cos", out_cos), ("out_sin", out_sin)):
+        if out.dtype is not torch.float32 or out.shape != shape or not out.is_contiguous():
+            raise LayoutError(
+                f"expected {name} as contiguous fp32 {shape}, found {out.dtype} of shape "
+                f"{tuple(out.shape)} and stride {out.stride()}: pass one row a position"
+            )
+    _rope_gather_op(positions, cos_table, sin_table, out_cos, out_sin, impl)

@@ -1,0 +1,25 @@
+"""Pack a step's host inputs in torch: the oracle of the Triton kernel."""
+
+from torch import Tensor
+
+
+def stage_inputs(
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    num_rejected: Tensor | None,
+    num_reqs: int,
+    out: Tensor,
+    rows: int,
+) -> None:
+    """Write the staging block; see the package function."""
+    count, starts, lens, rejected = out[: 3 * rows + 2].split([1, rows + 1, rows, rows])
+    count.fill_(num_reqs)
+    starts[: num_reqs + 1] = query_start_loc[: num_reqs + 1]
+    starts[num_reqs + 1 :] = query_start_loc[num_reqs : num_reqs + 1]
+    lens[:num_reqs] = seq_lens[:num_reqs]
+    lens[num_reqs:].zero_()
+    if num_rejected is None:
+        rejected.zero_()
+    else:
+        rejected[:num_reqs] = num_rejected[:num_reqs]
+        rejected[num_reqs:].zero_()
