@@ -1,24 +1,35 @@
 """Metadata and sparse-attention kernels of dsacp: a torch reference beside each Triton kernel."""
 
 from dsacp.kernels.clear_tails import clear_tails
+from dsacp.kernels.compressor_rows import CompressorRows, compressor_row_count, compressor_rows
+from dsacp.kernels.covered_rows import covered_rows
 from dsacp.kernels.draft_steps import draft_steps
+from dsacp.kernels.dspark_indices import dspark_index_width, dspark_indices
 from dsacp.kernels.fields import DRAFT_FIELDS, field_length
 from dsacp.kernels.local_metadata import LocalMetadata, local_metadata
 from dsacp.kernels.registry import Impl, Kernel
 from dsacp.kernels.rope_gather import rope_gather
 from dsacp.kernels.slot_mapping import slot_mapping
+from dsacp.kernels.sparse_attention import sparse_attention
 from dsacp.kernels.stage_inputs import stage_inputs
 
 __all__ = [
     "DRAFT_FIELDS",
+    "CompressorRows",
     "Impl",
     "Kernel",
     "LocalMetadata",
     "clear_tails",
+    "compressor_row_count",
+    "compressor_rows",
+    "covered_rows",
     "draft_steps",
+    "dspark_index_width",
+    "dspark_indices",
     "field_length",
     "local_metadata",
     "rope_gather",
     "slot_mapping",
+    "sparse_attention",
     "stage_inputs",
 ]
