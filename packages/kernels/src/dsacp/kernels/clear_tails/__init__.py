@@ -27,6 +27,8 @@ def _clear_tails_op(
     rows_to: Sequence[int],
     tokens_from: Sequence[int],
     tokens_to: Sequence[int],
+    last_starts: Sequence[int],
+    last_local_starts: Sequence[int],
     impl: str,
 ) -> None:
     KERNEL.select(arena.device, impl)(
@@ -40,6 +42,8 @@ def _clear_tails_op(
         rows_to,
         tokens_from,
         tokens_to,
+        last_starts,
+        last_local_starts,
     )
 
 
@@ -54,12 +58,14 @@ def clear_tails(
     rows_to: Sequence[int],
     tokens_from: Sequence[int],
     tokens_to: Sequence[int],
+    last_starts: Sequence[int],
+    last_local_starts: Sequence[int],
     impl: Impl = "auto",
 ) -> None:
     """Write padding into ``[from, to)`` of every field, in place.
 
-    Starts, global and local, repeat their entry ``rows_from`` in entries ``rows_from + 1`` to
-    ``rows_to``; lengths, start positions and positions become 0, slots -1, cos 1 and sin 0.
+    Starts repeat the batch's last one in entries ``rows_from + 1`` to ``rows_to``. The caller
+    passes it, since tails are cleaned before the replay that writes entry ``rows_from``; lengths, start positions and positions become 0, slots -1, cos 1 and sin 0.
 
     Args:
         arena: int32 [N]; see ``draft_steps`` for it and the layouts.
@@ -72,6 +78,8 @@ def clear_tails(
         rows_to: a step each, one past the last row.
         tokens_from: a step each, first token row to clean (positions, slots, RoPE).
         tokens_to: a step each, one past the last token row.
+        last_starts: a step each, the global start that the tail repeats.
+        last_local_starts: a step each, the rank-local start that the tail repeats.
         impl: forces "reference" or "triton".
 
     Raises:
@@ -79,7 +87,7 @@ def clear_tails(
         CapacityError: the layouts do not hold these steps.
     """
     check_int32(arena=arena)
-    bounds = (rows_from, rows_to, tokens_from, tokens_to)
+    bounds = (rows_from, rows_to, tokens_from, tokens_to, last_starts, last_local_starts)
     ranges = [*zip(rows_from, rows_to, strict=False), *zip(tokens_from, tokens_to, strict=False)]
     if len({len(bound) for bound in bounds}) != 1 or any(not 0 <= a <= b for a, b in ranges):
         raise LayoutError(

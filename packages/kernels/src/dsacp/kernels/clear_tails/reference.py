@@ -19,9 +19,11 @@ def clear_tails(
     rows_to: Sequence[int],
     tokens_from: Sequence[int],
     tokens_to: Sequence[int],
+    last_starts: Sequence[int],
+    last_local_starts: Sequence[int],
 ) -> None:
     """Write the inert value of every present field's tail; see the package function."""
-    fills: list[tuple[Tensor, float | Tensor]] = []
+    fills: list[tuple[Tensor, float]] = []
     bounds = zip(rows_from, rows_to, tokens_from, tokens_to, strict=True)
     groups, configs = layout.tolist(), rope_layout.tolist()
     for index, (row, row_end, token, token_end) in enumerate(bounds, first_step):
@@ -32,8 +34,8 @@ def clear_tails(
                     continue
                 begin, end = offset + begin, offset + end
                 if field in START_FIELDS:
-                    last = _view(arena, begin, begin + 1)
-                    fills.append((_view(arena, begin + 1, end + 1), last))
+                    lasts = last_local_starts if field.startswith("local") else last_starts
+                    fills.append((_view(arena, begin + 1, end + 1), lasts[index - first_step]))
                 else:
                     value = -1 if field == "slot_mapping" else 0
                     fills.append((_view(arena, begin, end), value))
