@@ -5,7 +5,6 @@ from dsacp.drafting_cache.builder import DraftMetadataBuilder
 from dsacp.drafting_cache.config import Overflow, Padding
 from dsacp.drafting_cache.types import (
     BoundInputs,
-    CompressorRows,
     DraftBatch,
     GroupMetadata,
     GroupSpec,
@@ -16,7 +15,6 @@ __all__ = [
     "Arena",
     "ArenaPlan",
     "BoundInputs",
-    "CompressorRows",
     "DraftBatch",
     "DraftMetadataBuilder",
     "FieldKey",

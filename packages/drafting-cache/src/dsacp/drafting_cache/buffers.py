@@ -9,7 +9,7 @@ from torch import Tensor
 from dsacp.core import BufferRegion, DraftCapacity
 from dsacp.drafting_cache.arena import Arena, FieldKey, plan_arena
 from dsacp.drafting_cache.types import BoundInputs, GroupSpec
-from dsacp.kernels import DRAFT_FIELDS
+from dsacp.kernels import DRAFT_FIELDS, compressor_row_count, field_length
 from dsacp.rope_proxy import RopeBanks, RopeRegistry
 from dsacp.sas_metadata import SAS_METADATA_SIZE
 
@@ -17,11 +17,6 @@ RopeTable = tuple[Tensor, Tensor]
 STAGING: FieldKey = ("staging", 0, "inputs")
 COMPRESSOR_WORDS = ("compress_slots", "compress_positions", "compress_requests")
 COMPRESSOR_ROPE = ("compress_cos", "compress_sin")
-
-
-def compressed_capacity(tokens: int, rows: int, ratio: int) -> int:
-    """Return the compressed rows that ``tokens`` of ``rows`` requests can complete (A-1.11)."""
-    return min(tokens, tokens // ratio + rows)
 
 
 @dataclass(frozen=True)
@@ -105,22 +100,16 @@ def _word_fields(
 ) -> Iterator[tuple[FieldKey, int]]:
     rows = capacity.max_reqs if step == 0 else capacity.max_rows
     tokens = capacity.max_tokens if step == 0 else capacity.max_rows
-    lengths = {
-        "query_start_loc": rows + 1,
-        "local_query_start_loc": rows + 1,
-        "positions": tokens,
-        "slot_mapping": tokens,
-    }
     for field in DRAFT_FIELDS:
         if not (field == "slot_mapping" and group.compressor):
-            yield (group.name, step, field), lengths.get(field, rows)
+            yield (group.name, step, field), field_length(field, rows, tokens)
     if group.sas is not None:
         yield (group.name, step, "sas_metadata"), SAS_METADATA_SIZE
     if group.qli is not None:
         yield (group.name, step, "qli_metadata"), SAS_METADATA_SIZE
     if group.compressor:
         for field in COMPRESSOR_WORDS:
-            count = compressed_capacity(tokens, rows, group.compress_ratio)
+            count = compressor_row_count(tokens, rows, group.compress_ratio)
             yield (group.name, step, field), count
 
 
@@ -128,7 +117,7 @@ def _compressor_rope_fields(
     capacity: DraftCapacity, group: GroupSpec, tables: Mapping[int, RopeTable]
 ) -> Iterator[tuple[FieldKey, int]]:
     rotary_dim = tables[group.compress_ratio][0].shape[-1]
-    count = compressed_capacity(capacity.max_tokens, capacity.max_reqs, group.compress_ratio)
+    count = compressor_row_count(capacity.max_tokens, capacity.max_reqs, group.compress_ratio)
     for field in COMPRESSOR_ROPE:
         yield (group.name, 0, field), count * rotary_dim
 

@@ -61,7 +61,7 @@ def compute_rows(config: BuilderConfig, buffers: Buffers, step: StepMetadata) ->
     for group in config.groups:
         metadata = step.groups[group.name]
         rows = metadata.compressor
-        if rows is None:
+        if rows is None or step.num_reqs == 0:
             continue
         cos, sin = buffers.compress_tables[group.compress_ratio]
         compressor_rows(
@@ -70,19 +70,25 @@ def compute_rows(config: BuilderConfig, buffers: Buffers, step: StepMetadata) ->
             metadata.block_table,
             cos,
             sin,
-            rows.slot_mapping,
-            rows.positions,
-            rows.requests,
-            rows.cos,
-            rows.sin,
+            ratio=group.compress_ratio,
             block_size=group.block_size,
-            compress_ratio=group.compress_ratio,
+            # A dummy request has queries but no length: it must complete nothing.
+            seq_lens=metadata.seq_lens,
+            out=rows,
         )
 
 
-def clean_tails(buffers: Buffers, first_step: int, before: Extents, now: Extents) -> None:
+def clean_tails(
+    config: BuilderConfig,
+    buffers: Buffers,
+    first_step: int,
+    before: Extents,
+    now: Extents,
+    last_starts: Sequence[int],
+) -> None:
     """Make inert what a larger batch left beyond the rows and tokens of this one."""
     rotary_dim = buffers.rope.cos_tables[0].shape[-1] if buffers.rope.cos_tables else 0
+    shards = [config.shard.resize(tokens) for _, tokens in now]
     clear_tails(
         buffers.words.storage,
         buffers.layout,
@@ -94,4 +100,9 @@ def clean_tails(buffers: Buffers, first_step: int, before: Extents, now: Extents
         rows_to=[max(old[0], new[0]) for old, new in zip(before, now, strict=True)],
         tokens_from=[new[1] for new in now],
         tokens_to=[max(old[1], new[1]) for old, new in zip(before, now, strict=True)],
+        last_starts=last_starts,
+        last_local_starts=[
+            min(max(last, shard.start), shard.end) - shard.start
+            for last, shard in zip(last_starts, shards, strict=True)
+        ],
     )

@@ -77,7 +77,8 @@ class Session:
         now = [(geometry.rows, round_up(geometry.tokens, tp)) for geometry in geometries]
         before = [self._extent(first + index) for index in range(len(now))]
         if any(old[0] > new[0] or old[1] > new[1] for old, new in zip(before, now, strict=True)):
-            clean_tails(self.buffers, first, before, now)
+            lasts = self._last_starts(batch, geometries)
+            clean_tails(self.config, self.buffers, first, before, now, lasts)
         for index, extent in enumerate(now):
             self._extents[first + index] = extent
         if inputs is not self.buffers.staging:
@@ -112,6 +113,17 @@ class Session:
                 compute_rows(self.config, self.buffers, view)
             views.append(view)
         return tuple(views)
+
+    def _last_starts(
+        self, batch: DraftBatch, geometries: Sequence[StepGeometry]
+    ) -> tuple[int, ...]:
+        """Return what query_start_loc ends with in each step, known without the device."""
+        dummy = self.config.padding == "dummy"
+        counts = [batch.num_tokens, *(batch.num_reqs for _ in geometries[1:])]
+        return tuple(
+            geometry.tokens if dummy and geometry.rows > batch.num_reqs else count
+            for geometry, count in zip(geometries, counts, strict=True)
+        )
 
     def _extent(self, step: int) -> tuple[int, int]:
         """Rows and tokens in use; at first all of them, so that the first batch cleans the rest."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dsacp.core import LayoutError, TokenShard
+from dsacp.kernels import CompressorRows
 from dsacp.rope_proxy import RopeRows
 from dsacp.sas_metadata import QliSpec, SasSpec
 
@@ -83,25 +84,6 @@ class BoundInputs:
     seq_lens: Tensor
     num_rejected: Tensor
     num_reqs: Tensor
-
-
-@dataclass(frozen=True)
-class CompressorRows:
-    """Compressed rows that a step completes, packed in request order (spec ascend 1.11).
-
-    Attributes:
-        slot_mapping: int32 [T'], flat compressed slots, -1 on padding.
-        positions: int32 [T'], first raw position of each group of tokens.
-        requests: int32 [T'], owning request row, -1 on padding.
-        cos: float32 [T', rope_dim].
-        sin: float32 [T', rope_dim].
-    """
-
-    slot_mapping: Tensor
-    positions: Tensor
-    requests: Tensor
-    cos: Tensor
-    sin: Tensor
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from dsacp.core import TokenShard
-from dsacp.drafting_cache.buffers import Buffers, compressed_capacity
+from dsacp.drafting_cache.buffers import Buffers
 from dsacp.drafting_cache.geometry import StepGeometry
-from dsacp.drafting_cache.types import BoundInputs, CompressorRows, GroupMetadata, GroupSpec
+from dsacp.drafting_cache.types import BoundInputs, GroupMetadata, GroupSpec
 from dsacp.drafting_cache.types import StepMetadata as Metadata
+from dsacp.kernels import CompressorRows, compressor_row_count
 
 
 def step_view(
@@ -68,7 +69,7 @@ def _compressor_view(
 ) -> CompressorRows | None:
     if not group.compressor or buffers.floats is None:
         return None
-    count = compressed_capacity(tokens, rows, group.compress_ratio)
+    count = compressor_row_count(tokens, rows, group.compress_ratio)
     words, floats = buffers.words, buffers.floats
     rotary_dim = buffers.compress_tables[group.compress_ratio][0].shape[-1]
     cos, sin = (
