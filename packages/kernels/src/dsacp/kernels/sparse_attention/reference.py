@@ -63,7 +63,7 @@ def _paged(entry: Tensor, valid: Tensor, table: Tensor, request: Tensor, cache: 
 
 def _longest(seq_lens: Tensor) -> int:
     """Return a bound of every length; exact on the CPU only, where reading it is no sync."""
-    return int(seq_lens.max().item()) if seq_lens.device.type == "cpu" else 1 << 62
+    return max(int(seq_lens.max().item()), 1) if seq_lens.device.type == "cpu" else 1 << 62
 
 
 def _window(rows: _Rows, src: _Sources) -> tuple[_Keys, Tensor]:
