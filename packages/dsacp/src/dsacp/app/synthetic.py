@@ -1,0 +1,36 @@
+"""Seeded traces of our own making; the packaged default is ``synthetic_trace(24, seed=7)``.
+
+Run ``python -m dsacp.app.synthetic > default.jsonl`` to write it again.
+"""
+
+import random
+import sys
+
+from dsacp.app.trace import TraceRequest, dump_trace
+
+DEFAULT_REQUESTS = 24
+DEFAULT_SEED = 7
+
+
+def synthetic_trace(
+    num_requests: int = DEFAULT_REQUESTS, seed: int = DEFAULT_SEED
+) -> tuple[TraceRequest, ...]:
+    """Return requests of mixed lengths that arrive in bursts, so that they join and leave.
+
+    One prompt in six is long enough for chunked prefill and for a group of 128 tokens; one answer
+    in five is a few tokens only. The same arguments give the same trace on every machine.
+    """
+    source = random.Random(seed)
+    arrival = 0.0
+    requests = []
+    for index in range(num_requests):
+        burst = index % 6 in (1, 2)
+        arrival += 0.0 if index == 0 else source.uniform(0.0, 20.0 if burst else 160.0)
+        prompt = source.randint(130, 210) if index % 6 == 4 else source.randint(3, 60)
+        answer = source.randint(1, 4) if index % 5 == 3 else source.randint(8, 40)
+        requests.append(TraceRequest(round(arrival, 1), prompt, answer))
+    return tuple(requests)
+
+
+if __name__ == "__main__":
+    sys.stdout.write(dump_trace(synthetic_trace()))

@@ -1,0 +1,167 @@
+"""Reads serving traces: the Azure CSV form, or JSON lines."""
+
+import csv
+import json
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import NoReturn, TypeVar
+
+from dsacp.core import DsacpError
+
+CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+JSON_KEYS = ("timestamp", "input_length", "output_length")
+DEFAULT_TRACE = "default.jsonl"
+
+T = TypeVar("T")
+
+
+class TraceError(DsacpError):
+    """A trace file, or one of its lines, cannot be read."""
+
+
+@dataclass(frozen=True)
+class TraceRequest:
+    """One request of a trace.
+
+    Attributes:
+        arrival_ms: milliseconds after the first request.
+        input_length: prompt tokens, >= 1.
+        output_length: tokens to generate, >= 1.
+    """
+
+    arrival_ms: float
+    input_length: int
+    output_length: int
+
+
+def load_trace(path: Path | None, limit: int | None = None) -> tuple[TraceRequest, ...]:
+    """Read a trace ordered by arrival; the packaged one when ``path`` is None.
+
+    Args:
+        path: a CSV file with the Azure columns, or JSON lines with ``timestamp`` (milliseconds),
+            ``input_length`` and ``output_length``; the first line tells which.
+        limit: requests to keep.
+
+    Raises:
+        TraceError: the file cannot be read, has no request, or a line is wrong; the message has
+            the file, the line number and the reason.
+    """
+    name, text = _read(path)
+    lines = text.splitlines()
+    first = next((line for line in lines if line.strip()), "")
+    parse = _parse_json if first.lstrip().startswith("{") else _parse_csv
+    requests = sorted(parse(name, lines), key=lambda request: request.arrival_ms)
+    if not requests:
+        raise TraceError(f"{name}: expected at least one request, found none: check the file")
+    origin = requests[0].arrival_ms
+    return tuple(
+        TraceRequest(request.arrival_ms - origin, request.input_length, request.output_length)
+        for request in requests[:limit]
+    )
+
+
+def dump_trace(requests: Iterable[TraceRequest]) -> str:
+    """Return requests as JSON lines that ``load_trace`` reads back."""
+    rows = (
+        dict(
+            zip(
+                JSON_KEYS,
+                (request.arrival_ms, request.input_length, request.output_length),
+                strict=True,
+            )
+        )
+        for request in requests
+    )
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def _read(path: Path | None) -> tuple[str, str]:
+    if path is None:
+        source = resources.files("dsacp.app") / "data" / DEFAULT_TRACE
+        return DEFAULT_TRACE, source.read_text(encoding="utf-8")
+    try:
+        return str(path), path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TraceError(f"{path}: expected a readable text file, found: {error}") from error
+
+
+def _parse_csv(name: str, lines: list[str]) -> Iterator[TraceRequest]:
+    reader = csv.reader(lines)
+    header = [column.strip() for column in next(reader, [])]
+    if header != list(CSV_COLUMNS):
+        _bad(name, 1, f"expected the header {','.join(CSV_COLUMNS)}, found {','.join(header)!r}")
+    for row in reader:
+        if not row:
+            continue
+        line = reader.line_num
+        if len(row) != len(CSV_COLUMNS):
+            _bad(name, line, f"expected {len(CSV_COLUMNS)} columns, found {len(row)}")
+        arrival = _convert(name, line, CSV_COLUMNS[0], row[0], _clock_ms)
+        lengths = (
+            _convert(name, line, column, value, _length)
+            for column, value in zip(CSV_COLUMNS[1:], row[1:], strict=True)
+        )
+        yield TraceRequest(arrival, *lengths)
+
+
+def _parse_json(name: str, lines: list[str]) -> Iterator[TraceRequest]:
+    for line, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except json.JSONDecodeError as error:
+            _bad(name, line, f"expected a JSON object, found an error: {error}")
+        if not isinstance(row, dict):
+            _bad(name, line, f"expected a JSON object, found {type(row).__name__}")
+        missing = [key for key in JSON_KEYS if key not in row]
+        if missing:
+            _bad(name, line, f"expected the keys {', '.join(JSON_KEYS)}, missing {missing}")
+        yield TraceRequest(
+            _convert(name, line, JSON_KEYS[0], row[JSON_KEYS[0]], _milliseconds),
+            _convert(name, line, JSON_KEYS[1], row[JSON_KEYS[1]], _length),
+            _convert(name, line, JSON_KEYS[2], row[JSON_KEYS[2]], _length),
+        )
+
+
+def _convert(name: str, line: int, key: str, value: object, read: Callable[[object], T]) -> T:
+    try:
+        return read(value)
+    except (TypeError, ValueError) as error:
+        _bad(name, line, f"{key}: {error}")
+
+
+def _length(value: object) -> int:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole and not (isinstance(value, str) and value.strip().isascii()):
+        raise ValueError(f"expected a whole number of tokens, found {value!r}")
+    try:
+        number = int(value)  # type: ignore[call-overload]
+    except ValueError:
+        raise ValueError(f"expected a whole number of tokens, found {value!r}") from None
+    if number < 1:
+        raise ValueError(f"expected at least 1 token, found {number}")
+    return int(number)
+
+
+def _milliseconds(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise ValueError(f"expected milliseconds as a finite number, found {value!r}")
+    return float(value)
+
+
+def _clock_ms(value: object) -> float:
+    try:
+        moment = datetime.fromisoformat(str(value).strip())
+    except ValueError:
+        raise ValueError(f"expected a date and time, found {value!r}") from None
+    # Only differences matter; a fixed zone keeps a daylight-saving hour out of them.
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000.0
+
+
+def _bad(name: str, line: int, reason: str) -> NoReturn:
+    raise TraceError(f"{name}:{line}: {reason}")

@@ -1,0 +1,80 @@
+from importlib import resources
+
+import pytest
+
+from dsacp.app.synthetic import synthetic_trace
+from dsacp.app.trace import TraceError, TraceRequest, dump_trace, load_trace
+
+CSV = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def write(folder, text, name="trace.txt"):
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def test_azure_csv_counts_from_the_first_request(tmp_path):
+    path = write(
+        tmp_path,
+        CSV + "2023-11-16 18:15:46.6805900,374,44\r\n\n2023-11-16 18:15:47.1805900,396,109\n",
+    )
+    assert load_trace(path) == (TraceRequest(0.0, 374, 44), TraceRequest(500.0, 396, 109))
+
+
+def test_json_lines_are_sorted_by_arrival_and_limited(tmp_path):
+    rows = (
+        '{"timestamp": 30, "input_length": 5, "output_length": 1}\n\n'
+        '{"timestamp": 10.5, "input_length": 7, "output_length": 2, "hash_ids": [1]}\n'
+    )
+    path = write(tmp_path, rows)
+    assert load_trace(path) == (TraceRequest(0.0, 7, 2), TraceRequest(19.5, 5, 1))
+    assert load_trace(path, 1) == (TraceRequest(0.0, 7, 2),)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "reason"),
+    [
+        ("TIMESTAMP,ContextTokens\n", 1, "expected the header"),
+        (CSV + "2023-11-16 18:15:46,1,2\n2023-11-16 18:15:46,1\n", 3, "3 columns, found 2"),
+        (CSV + "yesterday,1,2\n", 2, "TIMESTAMP: expected a date"),
+        (CSV + "2023-11-16 18:15:46,1.5,2\n", 2, "ContextTokens: expected a whole number"),
+        (CSV + "2023-11-16 18:15:46,1,\n", 2, "GeneratedTokens: expected a whole number"),
+        (
+            CSV + "2023-11-16 18:15:46,1,0\n",
+            2,
+            "GeneratedTokens: expected at least 1 token, found 0",
+        ),
+        ('{"timestamp": 1, "input_length": 1, "output_length": 1}\n{oops\n', 2, "expected a JSON"),
+        ('{"timestamp": 1, "input_length": 1}\n', 1, "missing ['output_length']"),
+        ('{"timestamp": NaN, "input_length": 1, "output_length": 1}\n', 1, "finite number"),
+        (
+            '{"timestamp": 1, "input_length": true, "output_length": 1}\n',
+            1,
+            "input_length: expected",
+        ),
+        ('{"timestamp": 1, "input_length": 1, "output_length": 1}\n[1]\n', 2, "found list"),
+    ],
+)
+def test_bad_line_names_file_line_and_reason(tmp_path, text, line, reason):
+    path = write(tmp_path, text)
+    with pytest.raises(TraceError) as caught:
+        load_trace(path)
+    message = str(caught.value)
+    assert message.startswith(f"{path}:{line}: ")
+    assert reason in message
+
+
+def test_missing_and_empty_files_are_trace_errors(tmp_path):
+    with pytest.raises(TraceError, match="readable text file"):
+        load_trace(tmp_path / "absent.csv")
+    with pytest.raises(TraceError, match="at least one request"):
+        load_trace(write(tmp_path, CSV))
+
+
+def test_packaged_trace_is_what_the_generator_writes():
+    packaged = (resources.files("dsacp.app") / "data" / "default.jsonl").read_text()
+    assert packaged == dump_trace(synthetic_trace())
+    trace = load_trace(None)
+    assert trace == synthetic_trace()
+    assert max(request.input_length for request in trace) > 128
