@@ -1,0 +1,68 @@
+"""Byte ranges have one owner each (I5)."""
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from dsacp.core import AliasError, BufferRegion
+from dsacp.graph.record import Namer
+from dsacp.graph.walk import Found, tensors_of
+
+
+def byte_range(tensor: Tensor) -> tuple[int, int]:
+    """Return the first byte of a strided tensor and one past its last."""
+    start = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return start, start
+    reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (reach + 1) * tensor.element_size()
+
+
+def check_ownership(
+    found: Found, region: BufferRegion | None, groups: Mapping[str, frozenset[str]]
+) -> None:
+    """Raise ``AliasError`` if a step's tensor lies in the buffer of another step or group."""
+    if region is None or region.group in groups["inputs"]:
+        return
+    if found.step is not None and found.step != region.step:
+        raise AliasError(
+            f"expected {found.path} in a buffer of step {found.step}, found it in {region.label} "
+            f"at {found.tensor.data_ptr():#x}: give each draft step its own buffers"
+        )
+    named = [key for key in found.keys if key in groups["owned"]]
+    if named and named[-1] != region.group:
+        raise AliasError(
+            f"expected {found.path} in a buffer of group {named[-1]!r}, found it in {region.label} "
+            f"at {found.tensor.data_ptr():#x}: give each KV group its own buffers"
+        )
+
+
+def check_isolated(
+    owners: Mapping[str, object], shared: object = (), name_of: Namer | None = None
+) -> None:
+    """Raise ``AliasError`` if tensors of two owners share a byte.
+
+    Args:
+        owners: metadata by owner's name.
+        shared: tensors that several owners may read.
+        name_of: names the buffer at an address.
+    """
+    common = [byte_range(tensor) for _, tensor in tensors_of(shared)]
+    ranges = sorted(
+        (*byte_range(tensor), owner, path)
+        for owner, metadata in owners.items()
+        for path, tensor in tensors_of(metadata, owner)
+        if not any(low <= tensor.data_ptr() < high for low, high in common)
+    )
+    furthest: dict[str, tuple[int, str]] = {}
+    for start, end, owner, path in ranges:
+        for other, (reach, where) in furthest.items():
+            if other != owner and start < min(reach, end):
+                label = name_of(start) if name_of is not None else None
+                raise AliasError(
+                    f"expected {other} and {owner} on disjoint bytes, found {where} and {path} "
+                    f"sharing {min(reach, end) - start} bytes at {start:#x} "
+                    f"({label or 'no guarded buffer'}): give each owner its own arena"
+                )
+        if end > furthest.get(owner, (0, ""))[0]:
+            furthest[owner] = (end, path)
