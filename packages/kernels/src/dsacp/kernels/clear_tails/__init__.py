@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from dsacp.core import CapacityError, LayoutError
 from dsacp.kernels.checks import check_int32
 from dsacp.kernels.clear_tails import reference
-from dsacp.kernels.registry import Impl, Kernel
+from dsacp.kernels.registry import Impl, Kernel, kernel_op
 
 KERNEL = Kernel(
     "clear_tails", reference.clear_tails, "dsacp.kernels.clear_tails.triton:clear_tails"
 )
 
 
-@torch.library.custom_op("dsacp::clear_tails", mutates_args=("arena", "rope_bank"))
+@kernel_op("dsacp::clear_tails", mutates_args=("arena", "rope_bank"))
 def _clear_tails_op(
     arena: Tensor,
     layout: Tensor,
@@ -64,8 +63,9 @@ def clear_tails(
 ) -> None:
     """Write padding into ``[from, to)`` of every field, in place.
 
-    Starts repeat the batch's last one in entries ``rows_from + 1`` to ``rows_to``. The caller
-    passes it, since tails are cleaned before the replay that writes entry ``rows_from``; lengths, start positions and positions become 0, slots -1, cos 1 and sin 0.
+    Starts repeat the batch's last one in entries ``rows_from + 1`` to ``rows_to``; the caller
+    passes it, since tails are cleaned before the replay that writes entry ``rows_from``. Lengths,
+    start positions and positions become 0, slots -1, cos 1 and sin 0.
 
     Args:
         arena: int32 [N]; see ``draft_steps`` for it and the layouts.

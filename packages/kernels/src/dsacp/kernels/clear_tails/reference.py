@@ -7,6 +7,8 @@ from torch import Tensor
 from dsacp.core import CapacityError
 from dsacp.kernels.fields import DRAFT_FIELDS, START_FIELDS, TOKEN_FIELDS
 
+_FILLS = {"slot_mapping": -1}
+
 
 def clear_tails(
     arena: Tensor,
@@ -24,28 +26,26 @@ def clear_tails(
 ) -> None:
     """Write the inert value of every present field's tail; see the package function."""
     fills: list[tuple[Tensor, float]] = []
-    bounds = zip(rows_from, rows_to, tokens_from, tokens_to, strict=True)
     groups, configs = layout.tolist(), rope_layout.tolist()
-    for index, (row, row_end, token, token_end) in enumerate(bounds, first_step):
+    for step, rows in enumerate(zip(rows_from, rows_to, strict=True)):
+        tokens = tokens_from[step], tokens_to[step]
         for group in groups:
-            for field, offset in zip(DRAFT_FIELDS, group[index], strict=True):
-                begin, end = (token, token_end) if field in TOKEN_FIELDS else (row, row_end)
-                if offset < 0 or begin == end:
+            for field, offset in zip(DRAFT_FIELDS, group[first_step + step], strict=True):
+                if offset < 0:
                     continue
-                begin, end = offset + begin, offset + end
+                begin, end = tokens if field in TOKEN_FIELDS else rows
+                value = _FILLS.get(field, 0)
                 if field in START_FIELDS:
-                    lasts = last_local_starts if field.startswith("local") else last_starts
-                    fills.append((_view(arena, begin + 1, end + 1), lasts[index - first_step]))
-                else:
-                    value = -1 if field == "slot_mapping" else 0
-                    fills.append((_view(arena, begin, end), value))
+                    begin, end = begin + 1, end + 1
+                    value = (last_local_starts if field.startswith("local") else last_starts)[step]
+                fills.append((_view(arena, offset + begin, offset + end), value))
         for config in configs:
-            for value, offset in zip((1.0, 0.0), config[index], strict=True):
-                begin, end = offset + token * rope_dim, offset + token_end * rope_dim
+            for value, offset in zip((1.0, 0.0), config[first_step + step], strict=True):
+                begin, end = (offset + token * rope_dim for token in tokens)
                 if offset >= 0:
                     fills.append((_view(rope_bank, begin, end), value))
     for target, value in fills:
-        target[:] = value
+        target.fill_(value)
 
 
 def _view(storage: Tensor, begin: int, end: int) -> Tensor:

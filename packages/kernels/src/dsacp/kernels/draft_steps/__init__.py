@@ -2,20 +2,19 @@
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from dsacp.core import LayoutError
 from dsacp.kernels.draft_steps import reference
 from dsacp.kernels.draft_steps.validate import check_banks, check_inputs, check_steps
-from dsacp.kernels.registry import Impl, Kernel
+from dsacp.kernels.registry import Impl, Kernel, kernel_op
 
 KERNEL = Kernel(
     "draft_steps", reference.draft_steps, "dsacp.kernels.draft_steps.triton:draft_steps"
 )
 
 
-@torch.library.custom_op("dsacp::draft_steps", mutates_args=("arena", "rope_bank"))
+@kernel_op("dsacp::draft_steps", mutates_args=("arena", "rope_bank"))
 def _draft_steps_op(
     query_start_loc: Tensor,
     seq_lens: Tensor,

@@ -1,28 +1,20 @@
-"""All draft steps of all groups in torch: the oracle of the Triton kernel.
+"""All draft steps of all groups in torch: the oracle of the Triton kernel."""
 
-Rows past the real batch carry the position ``_DEAD``, so that one clamp makes them inert.
-"""
-
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from dsacp.core import CapacityError, TokenShard
+from dsacp.kernels.draft_steps.advance import (
+    DEAD,
+    StepValues,
+    first_starts,
+    first_step_values,
+    later_step_values,
+)
 from dsacp.kernels.fields import DRAFT_FIELDS, field_length
 from dsacp.kernels.slot_mapping.reference import flat_slots
-
-_DEAD = -(1 << 30)
-
-
-@dataclass(frozen=True)
-class _Values:
-    """Fields of one step, each at least as long as its buffer, and what its tokens look up."""
-
-    fields: Mapping[str, Tensor]
-    slot_position: Tensor
-    token_row: Tensor
 
 
 def draft_steps(
@@ -56,13 +48,13 @@ def draft_steps(
     real = num_reqs.clamp(0, rows)
     last = query_start_loc.index_select(0, real)
     lens = seq_lens[:rows] * (torch.arange(rows, device=arena.device) < real)
-    pad_len = 0 if repeat_padding else pad_query_len
-    starts = _first_starts(query_start_loc[: rows + 1], real, last, pad_len, shards[0].num_tokens)
-    steps = [_first_step(starts, lens, shards[0], causal)]
+    pad_len = None if repeat_padding else pad_query_len
+    starts = first_starts(query_start_loc[: rows + 1], real, last, pad_len, shards[0].num_tokens)
+    steps = [first_step_values(starts, lens, shards[0], causal)]
     if len(row_counts) > 1:
-        base = torch.where(lens > 0, lens - num_rejected[:rows], _DEAD)
+        base = torch.where(lens > 0, lens - num_rejected[:rows], DEAD)
         stop = real if repeat_padding else None
-        steps += _later_steps(base, stop, row_counts, shards, max_model_len, saturate)
+        steps += later_step_values(base, stop, row_counts, shards, max_model_len, saturate)
     copies = _field_copies(
         steps, block_tables, block_sizes, arena, layout, first_step, row_counts, shards
     )
@@ -73,84 +65,8 @@ def draft_steps(
         torch.index_select(table, 0, index, out=target)
 
 
-def _first_starts(
-    given: Tensor, real: Tensor, last: Tensor, pad_len: int, num_tokens: int
-) -> Tensor:
-    beyond = torch.arange(given.numel(), dtype=torch.int32, device=given.device) - real
-    if pad_len == 0:
-        return torch.where(beyond > 0, last, given)
-    pad = (last + beyond * pad_len).clamp_(max=num_tokens)
-    # The attention op wants the last start to be the padded token count (spec ascend 3.5).
-    pad[-1:] = num_tokens
-    return torch.where(beyond > 0, pad, given)
-
-
-def _first_step(starts: Tensor, lens: Tensor, shard: TokenShard, causal: bool) -> _Values:
-    begins, ends = starts[:-1], starts[1:]
-    local = starts.clamp(shard.start, shard.end).sub_(shard.start)
-    owned = local[1:] > local[:-1]
-    visible = lens - (ends - (local[1:] + shard.start)) if causal else lens
-    start_pos = (lens - (ends - begins)).clamp_(min=0)
-    # One entry more than requests: tokens past the last start belong to nobody.
-    offset = starts.new_full(starts.shape, _DEAD)
-    offset[:-1] = torch.where(lens > 0, start_pos - begins, _DEAD)
-    tokens = torch.arange(shard.padded, dtype=torch.int32, device=starts.device)
-    row = torch.searchsorted(ends, tokens, right=True, out_int32=True)
-    position = tokens.add_(offset.index_select(0, row))
-    fields = {
-        "query_start_loc": starts,
-        "seq_lens": lens,
-        "local_query_start_loc": local,
-        "local_seq_lens": visible.clamp(min=0).mul_(owned),
-        "start_pos": start_pos,
-        "positions": position.clamp(min=0),
-    }
-    return _Values(fields, position, row)
-
-
-def _later_steps(
-    base: Tensor,
-    stop: Tensor | None,
-    row_counts: Sequence[int],
-    shards: Sequence[TokenShard],
-    max_model_len: int,
-    saturate: bool,
-) -> list[_Values]:
-    """Advance every request by one token a step; ``base`` is the position at step 1."""
-    count, width = len(shards) - 1, max(shard.padded for shard in shards[1:])
-    known = min(width, row_counts[0])
-    position = base.new_full((count, width), _DEAD)
-    ahead = torch.arange(count, dtype=torch.int32, device=base.device)[:, None]
-    torch.add(base[:known], ahead, out=position[:, :known])
-    if saturate:
-        position.clamp_(max=max_model_len - 1)
-        slot_position = position
-    else:
-        over = position >= max_model_len
-        slot_position = position.masked_fill(over, -1)
-        position = position.masked_fill_(over, 0)
-    length = (position + 1).clamp_(min=0)
-    inert = position.clamp(min=0)
-    row = torch.arange(width + 1, dtype=torch.int32, device=base.device)
-    starts = row if stop is None else torch.minimum(row, stop)
-    steps = []
-    for index, shard in enumerate(shards[1:]):
-        local = starts.clamp(shard.start, shard.end).sub_(shard.start)
-        fields = {
-            "query_start_loc": starts,
-            "seq_lens": length[index],
-            "local_query_start_loc": local,
-            # A one-token row is seen whole by its owner, so the length needs no correction.
-            "local_seq_lens": length[index] * (local[1:] > local[:-1]),
-            "start_pos": inert[index],
-            "positions": inert[index],
-        }
-        steps.append(_Values(fields, slot_position[index, : shard.padded], row[: shard.padded]))
-    return steps
-
-
 def _field_copies(
-    steps: Sequence[_Values],
+    steps: Sequence[StepValues],
     block_tables: Sequence[Tensor],
     block_sizes: Sequence[int],
     arena: Tensor,
@@ -165,7 +81,7 @@ def _field_copies(
     row = torch.cat([step.token_row for step in steps])
     copies = []
     for table, block_size, group in zip(block_tables, block_sizes, layout.tolist(), strict=True):
-        slots = flat_slots(position, row, table, block_size).split(padded)
+        slots = flat_slots(position, row, table, block_size).split_with_sizes(padded)
         for index, (step, rows, tokens) in enumerate(zip(steps, row_counts, padded, strict=True)):
             for field, offset in zip(DRAFT_FIELDS, group[first_step + index], strict=True):
                 if offset >= 0:
@@ -176,7 +92,7 @@ def _field_copies(
 
 
 def _rope_gathers(
-    steps: Sequence[_Values],
+    steps: Sequence[StepValues],
     cos_tables: Sequence[Tensor],
     sin_tables: Sequence[Tensor],
     rope_bank: Tensor,

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from dsacp.core import LayoutError
 from dsacp.kernels.checks import check_int32, check_rope_tables
-from dsacp.kernels.registry import Impl, Kernel
+from dsacp.kernels.registry import Impl, Kernel, kernel_op
 from dsacp.kernels.rope_gather import reference
 
 KERNEL = Kernel(
@@ -13,7 +13,7 @@ KERNEL = Kernel(
 )
 
 
-@torch.library.custom_op("dsacp::rope_gather", mutates_args=("out_cos", "out_sin"))
+@kernel_op("dsacp::rope_gather", mutates_args=("out_cos", "out_sin"))
 def _rope_gather_op(
     positions: Tensor,
     cos_table: Tensor,

@@ -2,12 +2,11 @@
 
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from dsacp.core import LayoutError
 from dsacp.kernels.checks import check_block_table, check_int32
-from dsacp.kernels.registry import Impl, Kernel
+from dsacp.kernels.registry import Impl, Kernel, kernel_op
 from dsacp.kernels.slot_mapping import reference
 
 KERNEL = Kernel(
@@ -15,7 +14,7 @@ KERNEL = Kernel(
 )
 
 
-@torch.library.custom_op("dsacp::slot_mapping", mutates_args=("out",))
+@kernel_op("dsacp::slot_mapping", mutates_args=("out",))
 def _slot_mapping_op(
     positions: Tensor,
     token_to_req: Tensor,

@@ -1,11 +1,10 @@
 """Copy a step's moving inputs into one persistent block in one launch (design 4)."""
 
-import torch
 from torch import Tensor
 
 from dsacp.core import CapacityError, LayoutError
 from dsacp.kernels.checks import check_int32
-from dsacp.kernels.registry import Impl, Kernel
+from dsacp.kernels.registry import Impl, Kernel, kernel_op
 from dsacp.kernels.stage_inputs import reference
 
 KERNEL = Kernel(
@@ -13,7 +12,7 @@ KERNEL = Kernel(
 )
 
 
-@torch.library.custom_op("dsacp::stage_inputs", mutates_args=("out",))
+@kernel_op("dsacp::stage_inputs", mutates_args=("out",))
 def _stage_inputs_op(
     query_start_loc: Tensor,
     seq_lens: Tensor,

@@ -12,7 +12,8 @@ def stage_inputs(
     rows: int,
 ) -> None:
     """Write the staging block; see the package function."""
-    count, starts, lens, rejected = out[: 3 * rows + 2].split([1, rows + 1, rows, rows])
+    sizes = [1, rows + 1, rows, rows]
+    count, starts, lens, rejected = out[: 3 * rows + 2].split_with_sizes(sizes)
     count.fill_(num_reqs)
     starts[: num_reqs + 1] = query_start_loc[: num_reqs + 1]
     starts[num_reqs + 1 :] = query_start_loc[num_reqs : num_reqs + 1]
