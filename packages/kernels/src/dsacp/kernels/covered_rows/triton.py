@@ -1,0 +1,117 @@
+"""Triton kernel of plan coverage, and the owner and plan look-ups that other kernels share."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+RECORDS = 64
+TOKENS_PER_PROGRAM = 32
+
+
+@triton.jit
+def find_owner(query_start_loc, token, num_reqs, BLOCK_REQS: tl.constexpr):
+    """Return the request that owns a token: ``num_reqs`` when none does."""
+    rows = tl.arange(0, BLOCK_REQS)
+    ends = tl.load(query_start_loc + 1 + rows, mask=rows < num_reqs, other=0x7FFFFFFF)
+    return tl.sum((ends <= token).to(tl.int32), 0)
+
+
+@triton.jit
+def plan_hit(
+    words,
+    core,
+    request,
+    row,
+    num_records,
+    RECORD_SIZE: tl.constexpr,
+    READS_CORE0_START: tl.constexpr,
+):
+    """Return int32 1 where an enabled core's range holds the row (spec ascend 1.8)."""
+    launched = core < num_records
+    record = words + core * RECORD_SIZE
+    enabled = tl.load(record, mask=launched, other=0) == 1
+    read_start = launched
+    if not READS_CORE0_START:
+        read_start = launched & (core > 0)
+    first = tl.load(record + 1, mask=read_start, other=0)
+    first_row = tl.load(record + 2, mask=read_start, other=0)
+    last = tl.load(record + 4, mask=launched, other=0)
+    stop_row = tl.load(record + 5, mask=launched, other=0)
+    if READS_CORE0_START:
+        takes_last = stop_row != 0
+    else:
+        start_s2 = tl.load(record + 3, mask=read_start, other=0)
+        stop_s2 = tl.load(record + 6, mask=launched, other=0)
+        moved = (first_row != stop_row) | (start_s2 != stop_s2)
+        ends_inside = (stop_row != 0) | (stop_s2 != 0)
+        takes_last = ((first == last) & moved) | ((first != last) & ends_inside)
+    inside = (request > first) | ((request == first) & (row >= first_row))
+    in_last = (request == last) & takes_last & ((row < stop_row) | (stop_row == 0))
+    return (enabled & inside & ((request < last) | in_last)).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["num_reqs", "num_tokens", "num_records"])
+def _covered_rows_kernel(
+    words,
+    query_start_loc,
+    out,
+    num_reqs,
+    num_tokens,
+    num_records,
+    TOKENS_PER_ROW: tl.constexpr,
+    RECORD_SIZE: tl.constexpr,
+    PAIRED: tl.constexpr,
+    READS_CORE0_START: tl.constexpr,
+    BLOCK: tl.constexpr,
+    BLOCK_REQS: tl.constexpr,
+    RECORD_SLOTS: tl.constexpr,
+):
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    rows = tl.arange(0, BLOCK_REQS)
+    ends = tl.load(query_start_loc + 1 + rows, mask=rows < num_reqs, other=0x7FFFFFFF)
+    request = tl.sum((ends[None, :] <= token[:, None]).to(tl.int32), 1)
+    owned = (request < num_reqs) & (token >= tl.load(query_start_loc))
+    start = tl.load(query_start_loc + request, mask=owned, other=0)
+    row = (token - start) // TOKENS_PER_ROW
+    core = tl.arange(0, RECORD_SLOTS)[None, :]
+    hit = plan_hit(
+        words, core, request[:, None], row[:, None], num_records, RECORD_SIZE, READS_CORE0_START
+    )
+    covered = tl.max(hit, 1)
+    if PAIRED:
+        odd = core & 1
+        covered = tl.minimum(tl.max(hit * (1 - odd), 1), tl.max(hit * odd, 1))
+    covered = tl.where(owned, covered, 0)
+    tl.store(out + token, covered.to(tl.int8), mask=token < num_tokens)
+
+
+def covered_rows(
+    words: Tensor,
+    query_start_loc: Tensor,
+    out: Tensor,
+    record_size: int,
+    num_records: int,
+    paired: bool,
+    reads_core0_start: bool,
+    tokens_per_row: int,
+) -> None:
+    """Launch the kernel; same contract as the reference."""
+    if out.numel() == 0:
+        return
+    num_reqs = query_start_loc.numel() - 1
+    _covered_rows_kernel[(triton.cdiv(out.numel(), TOKENS_PER_PROGRAM),)](
+        words,
+        query_start_loc,
+        out.view(torch.int8),
+        num_reqs,
+        out.numel(),
+        num_records,
+        TOKENS_PER_ROW=tokens_per_row,
+        RECORD_SIZE=record_size,
+        PAIRED=paired,
+        READS_CORE0_START=reads_core0_start,
+        BLOCK=TOKENS_PER_PROGRAM,
+        BLOCK_REQS=triton.next_power_of_2(max(num_reqs, 1)),
+        RECORD_SLOTS=RECORDS,
+    )

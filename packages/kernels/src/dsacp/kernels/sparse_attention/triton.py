@@ -1,0 +1,250 @@
+"""Triton kernel of sparse attention: one program a (token, tile of heads), online softmax."""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from dsacp.core import LayoutError
+from dsacp.kernels.covered_rows.triton import RECORDS, find_owner, plan_hit
+from dsacp.kernels.dspark_indices.triton import power_shift
+
+# tl.dot needs tiles of at least 16; fewer heads are padded with masked rows.
+MIN_TILE = 16
+
+
+@triton.jit
+def _split(entry, SIZE: tl.constexpr, SHIFT: tl.constexpr):
+    """Split an entry number into (block, offset inside it)."""
+    if SHIFT >= 0:
+        block = entry >> SHIFT
+    else:
+        block = entry // SIZE
+    return block, entry - block * SIZE
+
+
+@triton.jit
+def _page_slot(entry, valid, table, columns, num_blocks, SIZE: tl.constexpr, SHIFT: tl.constexpr):
+    """Look an entry up in a block table; absent pages invalidate it."""
+    column, offset = _split(entry, SIZE, SHIFT)
+    valid = valid & (column >= 0) & (column < columns)
+    page = tl.load(table + column, mask=valid, other=-1)
+    return page, offset, valid & (page >= 0) & (page < num_blocks)
+
+
+@triton.jit
+def _dot(left, right, WIDEN: tl.constexpr):
+    """Multiply tiles in their own type; ``WIDEN`` first turns them into fp32."""
+    if WIDEN:
+        product = tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
+    else:
+        product = tl.dot(left, right, input_precision="ieee")
+    return product
+
+
+@triton.jit
+def _absorb(
+    query, cache, page_stride, page, offset, valid, scale, peak, total, mixed,
+    DIM: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    """Fold one tile of keys into the running maximum, sum and weighted values."""
+    dim = tl.arange(0, DIM)
+    slot = page.to(tl.int64) * page_stride + offset.to(tl.int64) * DIM
+    keys = tl.load(cache + slot[:, None] + dim[None, :], mask=valid[:, None], other=0.0)
+    score = _dot(query, tl.trans(keys), WIDEN) * scale
+    score = tl.where(valid[None, :], score, float("-inf"))
+    new_peak = tl.maximum(peak, tl.max(score, 1))
+    weight = tl.exp(score - new_peak[:, None])
+    decay = tl.exp(peak - new_peak)
+    total = total * decay + tl.sum(weight, 1)
+    mixed = mixed * decay[:, None] + _dot(weight.to(keys.dtype), keys, WIDEN)
+    return new_peak, total, mixed
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_reqs", "columns", "num_blocks", "cmp_columns", "cmp_blocks", "num_chosen",
+        "num_listed", "num_records", "window_left", "window_right",
+    ]
+)  # fmt: skip
+def _sparse_attention_kernel(
+    q, q_stride_t, q_stride_h,
+    kv, page_stride, num_blocks,
+    block_table, table_stride, columns,
+    query_start_loc, seq_lens, num_reqs,
+    sinks,
+    out, out_stride_t, out_stride_h,
+    cmp_kv, cmp_page_stride, cmp_blocks,
+    cmp_table, cmp_table_stride, cmp_columns,
+    chosen, chosen_stride, num_chosen,
+    listed, listed_stride, num_listed,
+    words, num_records,
+    scale, window_left, window_right,
+    HEADS: tl.constexpr, DIM: tl.constexpr,
+    SIZE: tl.constexpr, SHIFT: tl.constexpr,
+    CMP_SIZE: tl.constexpr, CMP_SHIFT: tl.constexpr, RATIO: tl.constexpr,
+    HAS_CMP: tl.constexpr, HAS_CHOSEN: tl.constexpr, HAS_LISTED: tl.constexpr,
+    HAS_PLAN: tl.constexpr, RECORD_SIZE: tl.constexpr, PAIRED: tl.constexpr,
+    READS_CORE0_START: tl.constexpr, RECORD_SLOTS: tl.constexpr,
+    BLOCK_REQS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+    BLOCK_LISTED: tl.constexpr, WIDEN: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0)
+    owner = find_owner(query_start_loc, token, num_reqs, BLOCK_REQS)
+    write = (owner < num_reqs) & (token >= tl.load(query_start_loc))
+    request = tl.where(write, owner, 0)
+    begin = tl.load(query_start_loc + request)
+    length = tl.load(seq_lens + request)
+    position = length - (tl.load(query_start_loc + request + 1) - begin) + token - begin
+    if HAS_PLAN:
+        core = tl.arange(0, RECORD_SLOTS)
+        hit = plan_hit(
+            words, core, request, token - begin, num_records, RECORD_SIZE, READS_CORE0_START
+        )
+        if PAIRED:
+            odd = core & 1
+            covered = tl.minimum(tl.max(hit * (1 - odd), 0), tl.max(hit * odd, 0))
+        else:
+            covered = tl.max(hit, 0)
+        write = write & (covered > 0)
+
+    head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
+    dim = tl.arange(0, DIM)
+    row = token.to(tl.int64)
+    query = tl.load(
+        q + row * q_stride_t + head[:, None] * q_stride_h + dim[None, :],
+        mask=(head < HEADS)[:, None],
+        other=0.0,
+    )
+    sink = tl.load(sinks + head, mask=head < HEADS, other=0.0).to(tl.float32)
+    # A sink of -inf adds nothing; a finite peak keeps the first exponentials defined.
+    peak = tl.maximum(sink, -1.0e30)
+    total = tl.exp(sink - peak)
+    mixed = tl.zeros([BLOCK_HEADS, DIM], dtype=tl.float32)
+    lane = tl.arange(0, BLOCK_KEYS)
+
+    if HAS_LISTED:
+        rank = tl.arange(0, BLOCK_LISTED)
+        slots = tl.load(listed + row * listed_stride + rank, mask=rank < num_listed, other=-1)
+        ended = tl.where(slots < 0, rank, num_listed)
+        seen = tl.minimum(tl.min(ended, 0), length)
+        seen = tl.where(write, seen, 0)
+        for first in range(0, seen, BLOCK_KEYS):
+            inside = first + lane < seen
+            slot = tl.load(listed + row * listed_stride + first + lane, mask=inside, other=0)
+            page, offset = _split(slot, SIZE, SHIFT)
+            peak, total, mixed = _absorb(
+                query, kv, page_stride, page, offset, inside & (page < num_blocks), scale,
+                peak, total, mixed, DIM, WIDEN,
+            )  # fmt: skip
+    else:
+        low = tl.maximum(position - window_left, 0)
+        high = tl.minimum(position + window_right, length - 1)
+        seen = tl.where(write, tl.maximum(high - low + 1, 0), 0)
+        table = block_table + request.to(tl.int64) * table_stride
+        for first in range(0, seen, BLOCK_KEYS):
+            inside = first + lane < seen
+            page, offset, valid = _page_slot(
+                low + first + lane, inside, table, columns, num_blocks, SIZE, SHIFT
+            )
+            peak, total, mixed = _absorb(
+                query, kv, page_stride, page, offset, valid, scale, peak, total, mixed, DIM, WIDEN
+            )
+        if HAS_CMP:
+            limit = tl.maximum(position + 1, 0) // RATIO
+            groups = tl.where(seen > 0, limit, 0)
+            if HAS_CHOSEN:
+                groups = tl.minimum(groups, num_chosen)
+            cmp_row = cmp_table + request.to(tl.int64) * cmp_table_stride
+            for first in range(0, groups, BLOCK_KEYS):
+                entry = first + lane
+                inside = entry < groups
+                if HAS_CHOSEN:
+                    picked = chosen + row * chosen_stride + entry
+                    entry = tl.load(picked, mask=inside, other=-1)
+                    inside = inside & (entry >= 0) & (entry < limit)
+                page, offset, valid = _page_slot(
+                    entry, inside, cmp_row, cmp_columns, cmp_blocks, CMP_SIZE, CMP_SHIFT
+                )
+                peak, total, mixed = _absorb(
+                    query, cmp_kv, cmp_page_stride, page, offset, valid, scale, peak, total,
+                    mixed, DIM, WIDEN,
+                )  # fmt: skip
+
+    mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
+    target = out + row * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
+    tl.store(target, mixed.to(out.dtype.element_ty), mask=(head < HEADS)[:, None] & write)
+
+
+def _check(q: Tensor) -> None:
+    dim = q.shape[2]
+    if dim < MIN_TILE or dim & (dim - 1):
+        raise LayoutError(
+            f"expected a power-of-two head size of at least {MIN_TILE} for Triton, found {dim}: "
+            "use impl='reference'"
+        )
+    if q.dtype not in {torch.float16, torch.bfloat16, torch.float32}:
+        raise LayoutError(
+            f"expected fp16, bf16 or fp32 for Triton, found {q.dtype}: use impl='reference'"
+        )
+
+
+def sparse_attention(
+    q: Tensor,
+    kv: Tensor,
+    block_table: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    sinks: Tensor,
+    out: Tensor,
+    cmp_kv: Tensor | None,
+    cmp_block_table: Tensor | None,
+    cmp_indices: Tensor | None,
+    ori_indices: Tensor | None,
+    sas_metadata: Tensor | None,
+    scale: float,
+    window_left: int,
+    window_right: int,
+    cmp_ratio: int,
+    record_size: int,
+    num_records: int,
+    paired: bool,
+    reads_core0_start: bool,
+) -> None:
+    """Launch the kernel; same contract as the reference, accumulating in fp32."""
+    _check(q)
+    num_tokens, heads, dim = q.shape
+    if num_tokens == 0 or seq_lens.numel() == 0:
+        return
+    cmp_cache = kv if cmp_kv is None else cmp_kv
+    cmp_table = block_table if cmp_block_table is None else cmp_block_table
+    chosen = block_table if cmp_indices is None else cmp_indices
+    listed = block_table if ori_indices is None else ori_indices
+    words = block_table if sas_metadata is None else sas_metadata
+    block_heads = min(max(triton.next_power_of_2(heads), MIN_TILE), 32)
+    _sparse_attention_kernel[(num_tokens, triton.cdiv(heads, block_heads))](
+        q, q.stride(0), q.stride(1),
+        kv, kv.stride(0), kv.shape[0],
+        block_table, block_table.stride(0), block_table.shape[1],
+        query_start_loc, seq_lens, seq_lens.numel(),
+        sinks,
+        out, out.stride(0), out.stride(1),
+        cmp_cache, cmp_cache.stride(0), cmp_cache.shape[0],
+        cmp_table, cmp_table.stride(0), cmp_table.shape[1],
+        chosen, chosen.stride(0), 0 if cmp_indices is None else chosen.shape[-1],
+        listed, listed.stride(0), 0 if ori_indices is None else listed.shape[-1],
+        words, num_records,
+        scale, window_left, window_right,
+        HEADS=heads, DIM=dim,
+        SIZE=kv.shape[1], SHIFT=power_shift(kv.shape[1]),
+        CMP_SIZE=cmp_cache.shape[1], CMP_SHIFT=power_shift(cmp_cache.shape[1]), RATIO=cmp_ratio,
+        HAS_CMP=cmp_kv is not None, HAS_CHOSEN=cmp_indices is not None,
+        HAS_LISTED=ori_indices is not None,
+        HAS_PLAN=sas_metadata is not None, RECORD_SIZE=max(record_size, 1), PAIRED=paired,
+        READS_CORE0_START=reads_core0_start, RECORD_SLOTS=RECORDS,
+        BLOCK_REQS=triton.next_power_of_2(seq_lens.numel()),
+        BLOCK_HEADS=block_heads, BLOCK_KEYS=32 if dim >= 256 else 64,
+        BLOCK_LISTED=triton.next_power_of_2(listed.shape[-1]) if ori_indices is not None else 1,
+        # CPU tensors mean Triton's interpreter, whose dot multiplies the bits of bf16.
+        WIDEN=q.device.type == "cpu",
+    )  # fmt: skip
