@@ -11,7 +11,7 @@ from dsacp.core import CapacityError, LayoutError
 from dsacp.rope_proxy.table import RopeConfig
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RopeDataProxy:
     """The cos or the sin rows of a batch for every layer; layers of one configuration share them.
 
@@ -109,7 +109,7 @@ class RopeDataProxy:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RopeRows:
     """Cos and sin rows of the same tokens."""
 

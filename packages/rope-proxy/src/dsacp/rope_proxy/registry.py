@@ -1,7 +1,6 @@
 """Which layer uses which RoPE configuration, and the tables of those in use."""
 
 from collections.abc import Iterable, Mapping
-from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -81,7 +80,7 @@ class RopeRegistry:
                 f"expected a registered group, found {group!r}; known are {list(self.groups)}: "
                 "name it when a layer is registered"
             )
-        return MappingProxyType(found)
+        return found
 
     def configs(self, group: str = DEFAULT_GROUP) -> tuple[RopeConfig, ...]:
         """Return the distinct configurations of a group in registration order, () if unknown."""
@@ -95,7 +94,7 @@ class RopeRegistry:
         for config in dict.fromkeys(self._configs.values()):
             if config not in kept:
                 kept[config] = build_table(config, device)
-        return MappingProxyType(kept)
+        return dict(kept)
 
     def full_table(self, group: str, device: torch.device | str) -> tuple[Tensor, Tensor]:
         """Return (cos, sin) of the one configuration that has ``group``.
