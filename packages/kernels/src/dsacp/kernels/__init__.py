@@ -9,12 +9,14 @@ from dsacp.kernels.fields import DRAFT_FIELDS, field_length
 from dsacp.kernels.local_metadata import LocalMetadata, local_metadata
 from dsacp.kernels.registry import Impl, Kernel
 from dsacp.kernels.rope_gather import rope_gather
+from dsacp.kernels.sas_plan import PLAN_WORDS, plan_table, sas_plan
 from dsacp.kernels.slot_mapping import slot_mapping
 from dsacp.kernels.sparse_attention import sparse_attention
 from dsacp.kernels.stage_inputs import stage_inputs
 
 __all__ = [
     "DRAFT_FIELDS",
+    "PLAN_WORDS",
     "CompressorRows",
     "Impl",
     "Kernel",
@@ -28,7 +30,9 @@ __all__ = [
     "dspark_indices",
     "field_length",
     "local_metadata",
+    "plan_table",
     "rope_gather",
+    "sas_plan",
     "slot_mapping",
     "sparse_attention",
     "stage_inputs",
