@@ -39,7 +39,7 @@ def test_a_region_inside_another_is_found_behind_a_neighbour() -> None:
 
 def test_an_empty_region_shares_nothing_and_hides_nothing() -> None:
     check_disjoint([region(0, 32), region(8, 0, step=1)])
-    with pytest.raises(AliasError, match="step0.* step2"):
+    with pytest.raises(AliasError, match="step0.*step2"):
         check_disjoint([region(0, 100), region(10, 0, step=1), region(50, 10, step=2)])
 
 
