@@ -1,0 +1,144 @@
+"""Torch versions of the Triton kernels that vLLM's DeepSeek-V4 metadata builders launch.
+
+Installed only where vLLM found no Triton; the signatures are those of the launchers they replace.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def swa_indices_and_lens(
+    indices: Tensor,
+    lens: Tensor,
+    window: int,
+    width: int,
+    _left: Tensor,
+    _right: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    token_to_req: Tensor,
+    valid: Tensor,
+    block_table: Tensor,
+    block_size: int,
+    replay_start: Tensor,
+    *,
+    num_tokens: int,
+    token_offset: int,
+    has_image: bool = False,
+) -> None:
+    """Cache slots of each token's causal window, -1 behind the window's end; text only."""
+    if has_image:
+        raise NotImplementedError("image spans need vLLM's Triton kernel; the CPU kit is text only")
+    rows = slice(token_offset, token_offset + num_tokens)
+    live, req = valid[rows], token_to_req[rows].long()
+    token = torch.arange(token_offset, token_offset + num_tokens)
+    last = seq_lens[req] - query_start_loc[req + 1] + token
+    first = torch.maximum((last - window + 1).clamp(min=0), replay_start[req])
+    count = torch.where(live, last + 1 - first, 0)
+    offset = torch.arange(width)
+    where = (first[:, None] + offset).long()
+    column = (where // block_size).clamp(max=block_table.shape[1] - 1)
+    slot = block_table[req[:, None], column].long() * block_size + where % block_size
+    slot = torch.where(offset < count[:, None], slot, -1)
+    indices[:num_tokens].view(num_tokens, -1)[:, :width] = slot.to(indices.dtype)
+    lens[:num_tokens] = count.to(lens.dtype)
+
+
+def token_to_req_indices(
+    query_start_loc: Tensor, out: Tensor, num_mapped: int, num_tokens: int
+) -> Tensor:
+    """Request of each token by binary search over the query starts; 0 past the mapped tokens."""
+    token = torch.arange(num_tokens, dtype=query_start_loc.dtype)
+    req = torch.searchsorted(query_start_loc[1:].contiguous(), token, right=True)
+    req = req.clamp(max=query_start_loc.shape[0] - 2)
+    out[:num_tokens] = torch.where(token < num_mapped, req, 0).to(out.dtype)
+    return out[:num_tokens]
+
+
+def compressed_slot_mapping(
+    num_tokens: int,
+    slot_mapping: Tensor,
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    block_table: Tensor,
+    block_size: int,
+    ratio: int,
+    out: Tensor | None = None,
+    dcp_world_size: int = 1,
+    cp_interleave: int = 1,  # noqa: ARG001 - part of the launcher's signature
+) -> Tensor:
+    """Slot of the compressed state that each token closes, -1 for a token that closes none."""
+    if dcp_world_size != 1:
+        raise NotImplementedError("decode context parallelism needs vLLM's Triton kernel")
+    if out is None:
+        out = torch.empty(num_tokens, dtype=torch.int64)
+    out.fill_(-1)
+    num_reqs = block_table.shape[0]
+    starts = query_start_loc[: num_reqs + 1]
+    total = min(int(starts[-1]), num_tokens)
+    token = torch.arange(total)
+    req = torch.searchsorted(starts[1:].contiguous(), token.to(starts.dtype), right=True)
+    position = (seq_lens[req] - starts[req + 1] + token).long()
+    closes = ((position + 1) % ratio == 0) & (slot_mapping[:total] != -1) & (position >= 0)
+    state = position.clamp(min=0) // ratio
+    column = (state // block_size).clamp(max=block_table.shape[1] - 1)
+    slot = block_table[req, column].long() * block_size + state % block_size
+    out[:total] = torch.where(closes, slot, -1)
+    return out[:num_tokens]
+
+
+def prefill_gather_lens(
+    out: Tensor,
+    seq_lens: Tensor,
+    query_start_loc: Tensor,
+    replay_start: Tensor,
+    num_prefills: int,
+    num_decodes: int,
+    window: int,
+) -> None:
+    """Window context plus new tokens of each prefill request."""
+    rows = slice(num_decodes, num_decodes + num_prefills)
+    query = query_start_loc.diff()[rows]
+    context = (seq_lens[rows] - query - replay_start[rows]).clamp(0, window - 1)
+    out[:num_prefills] = query + context
+
+
+def uniform_decode(
+    seq_lens: Tensor,
+    token_seq_lens: Tensor,
+    block_table: Tensor,
+    token_block_table: Tensor,
+    token_lens: Tensor,
+    num_tokens: int,
+    query_len: int,
+) -> None:
+    """Expand a uniform multi-token decode into one row a token for the indexer."""
+    token = torch.arange(num_tokens)
+    req = token // query_len
+    token_seq_lens[:num_tokens] = (seq_lens[req] - query_len + token % query_len + 1).clamp(min=0)
+    token_block_table[:num_tokens, : block_table.shape[1]] = block_table[req]
+    token_lens[:num_tokens] = 1
+
+
+def no_prefill_chunk(*_args: Any, **_kwargs: Any) -> None:
+    """The indexer needs no chunks while every compressed state fits into its top-k."""
+
+
+def install_builder_kernels() -> None:
+    """Put the torch versions where the builders look their kernels up; idempotent."""
+    import vllm.models.deepseek_v4.sparse_mla as sparse_mla
+    import vllm.v1.attention.backends.mla.compressor_utils as compressor_utils
+    import vllm.v1.attention.backends.mla.indexer as indexer
+    import vllm.v1.attention.backends.mla.sparse_swa as swa
+    import vllm.v1.attention.ops.metadata as metadata
+
+    swa._COMPUTE_SWA_INDICES_AND_LENS_KERNEL = swa_indices_and_lens
+    swa._COMPUTE_PREFILL_METADATA_KERNEL = prefill_gather_lens
+    metadata.compute_token_to_req_indices = token_to_req_indices
+    swa.compute_token_to_req_indices = token_to_req_indices
+    for module in (compressor_utils, indexer, sparse_mla):
+        module.get_compressed_slot_mapping = compressed_slot_mapping
+    indexer._PREPARE_UNIFORM_DECODE_KERNEL = uniform_decode
+    indexer.build_prefill_chunk_metadata = no_prefill_chunk
