@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsacp.app.model.config import DRAFT, INDEXER, WINDOW, ModelConfig, draft_groups, model_groups
+from dsacp.app.groups import DRAFT_GROUP, draft_groups, target_groups
+from dsacp.app.model.config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,14 @@ def target_caches(
     config: ModelConfig, num_blocks: Mapping[str, int], dtype: torch.dtype, device: torch.device
 ) -> tuple[LayerCaches, ...]:
     """Allocate one rank's caches of every target layer; ``num_blocks`` by group name."""
-    sizes = {group.name: group.block_size for group in model_groups(config)}
+    sizes = {group.name: group.block_size for group in target_groups(config.attention)}
 
     def cache(group: str, width: int) -> PagedCache:
         return PagedCache.allocate(num_blocks[group], sizes[group], width, dtype, device)
 
     layers = []
     for ratio in config.compress_ratios:
-        window = cache(WINDOW, config.head_dim)
+        window = cache("swa", config.head_dim)
         if ratio == 1:
             layers.append(LayerCaches(window))
             continue
@@ -79,7 +80,7 @@ def target_caches(
         if ratio != 4:
             layers.append(LayerCaches(window, compressed, state))
             continue
-        keys = cache(INDEXER, config.index_dim)
+        keys = cache("indexer", config.index_dim)
         key_state = cache(f"c{ratio}_state", 2 * config.index_dim)
         layers.append(LayerCaches(window, compressed, state, keys, key_state))
     return tuple(layers)
@@ -89,7 +90,8 @@ def draft_caches(
     config: ModelConfig, num_blocks: Mapping[str, int], dtype: torch.dtype, device: torch.device
 ) -> LayerCaches:
     """Allocate one rank's caches of the drafter."""
-    (group,) = draft_groups(config)
+    (group,) = draft_groups(config.attention)
+    blocks = num_blocks[DRAFT_GROUP]
     return LayerCaches(
-        PagedCache.allocate(num_blocks[DRAFT], group.block_size, config.head_dim, dtype, device)
+        PagedCache.allocate(blocks, group.block_size, config.head_dim, dtype, device)
     )

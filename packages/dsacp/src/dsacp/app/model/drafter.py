@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dsacp.app.groups import DRAFT_GROUP, DRAFT_LAYER
 from dsacp.app.model.caches import LayerCaches
-from dsacp.app.model.config import DRAFT, DRAFT_LAYER, ModelConfig
+from dsacp.app.model.config import ModelConfig
 from dsacp.app.model.layer import LayerShape, RankStep, run_layer
 from dsacp.app.model.ops import fit_rows, rms_norm
 from dsacp.app.model.sampling import top_margin
@@ -15,7 +16,7 @@ from dsacp.app.model.target import logits
 from dsacp.app.model.weights import ModelWeights
 from dsacp.drafting_cache import StepMetadata
 
-SHAPE = LayerShape(DRAFT_LAYER, DRAFT, 1)
+SHAPE = LayerShape(DRAFT_LAYER, DRAFT_GROUP, 1)
 
 
 @dataclass(frozen=True)

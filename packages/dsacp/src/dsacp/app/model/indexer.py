@@ -8,28 +8,13 @@ from dsacp.app.model.ops import flat_slots, local_rows, rotate
 from dsacp.app.model.weights import IndexerWeights
 from dsacp.core import LayoutError
 from dsacp.drafting_cache import GroupMetadata
+from dsacp.kernels import covered_rows
 
 QUERIES_PER_ROW = 4
-RECORD_WORDS = 8
-RECORDS = 36
-KEY_STRIDE = 1 << 32
+PLAN_HEADS = 64
+"""Head count that index plans are made for, whatever a small model has (spec ascend 1.10)."""
 TIE_STEP = 1e-6
 """Scores of 0 are common after the ReLU; later rows win ties, whatever sort the device has."""
-
-
-def covered_rows(words: Tensor, owner: Tensor, index: Tensor) -> Tensor:
-    """Return which queries the QLI plan gives to a core; bool [n].
-
-    Args:
-        words: int32 [1024] plan.
-        owner: int64 [n], request of each local query.
-        index: int64 [n], its place in the request's local queries.
-    """
-    cores = words[: RECORDS * RECORD_WORDS].view(RECORDS, RECORD_WORDS).long()
-    starts = cores[:, 1] * KEY_STRIDE + cores[:, 2]
-    ends = cores[:, 4] * KEY_STRIDE + cores[:, 5]
-    keys = (owner * KEY_STRIDE + index // QUERIES_PER_ROW).unsqueeze(-1)
-    return ((cores[:, 0] == 1) & (starts <= keys) & (keys < ends)).any(-1)
 
 
 def select_rows(
@@ -42,6 +27,7 @@ def select_rows(
     *,
     topk: int,
     ratio: int,
+    num_cores: int,
 ) -> tuple[Tensor, Tensor]:
     """Choose the best ``topk`` compressed rows for every local query.
 
@@ -54,6 +40,7 @@ def select_rows(
         sin: [n, rope_dim].
         topk: rows to choose.
         ratio: raw tokens of one compressed row.
+        num_cores: cores that the plan was made for.
 
     Returns:
         int32 [n, 1, topk], best first and -1 where there is none, and bool [n]: rows that the plan
@@ -64,7 +51,7 @@ def select_rows(
     """
     if group.qli_metadata is None:
         raise LayoutError("expected qli_metadata in the indexer group, found none")
-    owner, index, position = local_rows(group, x.shape[0])
+    owner, position = local_rows(group, x.shape[0])
     scores = _scores(weights, x, group, cache, owner, rotate_queries(weights, x, cos, sin))
     entries = torch.arange(scores.shape[1], device=x.device)
     visible = entries < ((position + 1) // ratio).unsqueeze(-1)
@@ -72,7 +59,16 @@ def select_rows(
     best, chosen = ranked.topk(min(topk, scores.shape[1]), dim=-1)
     result = x.new_full((x.shape[0], 1, topk), -1, dtype=torch.int32)
     result[:, 0, : chosen.shape[1]] = torch.where(best == -torch.inf, -1, chosen).int()
-    return result, covered_rows(group.qli_metadata, owner, index) | (position < 0)
+    covered = covered_rows(
+        group.qli_metadata,
+        group.local_query_start_loc,
+        "a2",
+        PLAN_HEADS,
+        num_cores,
+        QUERIES_PER_ROW,
+        num_tokens=x.shape[0],
+    )
+    return result, covered
 
 
 def rotate_queries(weights: IndexerWeights, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dsacp.app.model.caches import LayerCaches
 from dsacp.app.model.compressor import compress
-from dsacp.app.model.config import INDEXER, ModelConfig
+from dsacp.app.model.config import ModelConfig
 from dsacp.app.model.indexer import select_rows
 from dsacp.app.model.ops import rms_norm, rope_rows, rotate
 from dsacp.app.model.weights import LayerWeights
@@ -108,7 +108,7 @@ def _compress(shape: LayerShape, weights: LayerWeights, x: Tensor, rank: RankSte
     if weights.indexer is None or caches.index_state is None or caches.index_keys is None:
         return
     pool = weights.indexer.keys
-    target = groups[INDEXER]
+    target = groups["indexer"]
     compress(pool, x @ pool.state, raw, target, caches.index_state, caches.index_keys)
 
 
@@ -132,12 +132,13 @@ def _choose(
     chosen, covered = select_rows(
         weights.indexer,
         local,
-        rank.metadata.groups[INDEXER],
+        rank.metadata.groups["indexer"],
         caches.index_keys,
         cos,
         sin,
         topk=config.index_topk,
         ratio=shape.ratio,
+        num_cores=config.num_cores,
     )
     # A device would attend to stale indices of a row that the plan left out; NaN is seen at once.
     queries = torch.where(covered.view(-1, 1, 1), queries, torch.nan)

@@ -48,22 +48,18 @@ def flat_slots(block_table: Tensor, requests: Tensor, positions: Tensor, block_s
     return pages * block_size + positions % block_size
 
 
-def local_rows(group: GroupMetadata, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return owner, index inside the owner's local queries, and position of local tokens.
+def local_rows(group: GroupMetadata, count: int) -> tuple[Tensor, Tensor]:
+    """Return owner and absolute position of the rank's own tokens, both int64 [count].
 
-    Tokens that no request owns get owner R-1, index 0 and position -1.
-
-    Returns:
-        Three int64 [count] tensors.
+    Tokens that no request owns get owner R-1 and position -1.
     """
     starts = group.local_query_start_loc.long()
     tokens = torch.arange(count, device=starts.device)
     owner = torch.searchsorted(starts[1:].contiguous(), tokens, right=True)
     owned = owner < group.local_seq_lens.shape[0]
     owner = owner.clamp(max=group.local_seq_lens.shape[0] - 1)
-    index = tokens - starts[owner]
-    position = group.local_seq_lens[owner] - (starts[owner + 1] - starts[owner]) + index
-    return owner, torch.where(owned, index, 0), torch.where(owned, position, -1)
+    position = group.local_seq_lens[owner] - starts[owner + 1] + tokens
+    return owner, torch.where(owned, position, -1)
 
 
 def fit_rows(x: Tensor, count: int) -> Tensor:

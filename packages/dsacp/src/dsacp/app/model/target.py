@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from dsacp.app.model.caches import LayerCaches
-from dsacp.app.model.config import WINDOW, ModelConfig, layer_name
+from dsacp.app.model.config import ModelConfig, rope_layer
 from dsacp.app.model.layer import LayerShape, RankStep, run_layer
 from dsacp.app.model.ops import rms_norm
 from dsacp.app.model.weights import ModelWeights
@@ -36,7 +36,7 @@ def target_forward(
         ranks = [
             RankStep(step, layers[index]) for step, layers in zip(metadata, caches, strict=True)
         ]
-        shape = LayerShape(layer_name(index), WINDOW, ratio)
+        shape = LayerShape(rope_layer(ratio), "swa", ratio)
         hidden = run_layer(config, shape, weights.layers[index], hidden, ranks)
     return hidden
 
