@@ -1,0 +1,45 @@
+"""What the commands do, apart from the command line so that its help needs no torch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from dsacp.app.progress import bar
+from dsacp.app.report import print_report, write_json
+from dsacp.app.session import run_replay
+from dsacp.app.settings import ReplayConfig
+from dsacp.app.trace import TraceRequest
+from dsacp.sas_metadata import SasSpec, plan_sas
+from dsacp.sas_metadata import explain as explain_words
+
+
+def replay(config: ReplayConfig, trace: Sequence[TraceRequest], console: Console) -> bool:
+    """Replay a trace behind a progress bar, report, and return whether nothing differed.
+
+    Raises:
+        DsacpError: settings contradict each other, or a guard found a broken invariant.
+    """
+    with bar(len(trace), console) as progress:
+        result = run_replay(config, trace, progress)
+    print_report(result, console)
+    if config.json is not None:
+        write_json(result, config.json)
+    return result.ok
+
+
+def explain(
+    query_start_loc: Sequence[int], seq_lens: Sequence[int], policy: str, fields: dict[str, Any]
+) -> str:
+    """Return the table of a SAS work split; ``fields`` are those of ``SasSpec``.
+
+    Raises:
+        LayoutError: a value does not fit the others.
+    """
+    starts = torch.tensor(query_start_loc, dtype=torch.int32)
+    lengths = torch.tensor(seq_lens, dtype=torch.int32)
+    spec = SasSpec(**fields)
+    chosen: Any = policy
+    words = plan_sas(spec, starts, lengths, policy=chosen)
+    return explain_words(words, spec, starts, lengths)
