@@ -1,8 +1,7 @@
 """Graphs of one device behind four methods: record, replay, owns, reset."""
 
-import importlib
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
@@ -69,7 +68,7 @@ class StreamBackend:
 
     Args:
         device: an accelerator device with an index.
-        graph: has ``capture_begin``, ``capture_end``, ``replay``, ``reset``.
+        graph: has ``capture_begin``, ``capture_end``, ``replay``, ``reset`` and ``pool``.
         pool: memory pool handle shared with other graphs, or None.
         module: ``torch.cuda`` or ``torch.npu``.
     """
@@ -80,6 +79,7 @@ class StreamBackend:
         self._pool = pool
         self._module = module
         self._stream = module.Stream(device=device)
+        self._segments: list[tuple[int, int]] | None = None
 
     def warm_up(self, fn: Callable[[], object], times: int) -> None:
         """Run ``fn`` on the capture stream, which allocators and autotuners key by."""
@@ -99,7 +99,8 @@ class StreamBackend:
             else:
                 self._graph.capture_begin(pool=self._pool)
             try:
-                result = fn()
+                with _sync_errors(self._module):
+                    result = fn()
             except BaseException:
                 # The driver has already ended a broken capture and says so.
                 with suppress(RuntimeError):
@@ -113,17 +114,34 @@ class StreamBackend:
         self._graph.replay()
 
     def owns(self, tensor: Tensor) -> bool:
-        """Whether the allocator's snapshot puts the address into a graph's private pool."""
+        """Whether the allocator's snapshot has the address in the graph's memory pool."""
+        if self._segments is None:
+            pool = tuple(self._graph.pool())
+            self._segments = [
+                (segment["address"], segment["address"] + segment["total_size"])
+                for segment in self._module.memory_snapshot()
+                if tuple(segment.get("segment_pool_id", ())) == pool
+            ]
         address = tensor.data_ptr()
-        for segment in self._module.memory_snapshot():
-            start = segment["address"]
-            if start <= address < start + segment["total_size"]:
-                return tuple(segment.get("segment_pool_id", (0, 0))) != (0, 0)
-        return False
+        return any(start <= address < end for start, end in self._segments)
 
     def reset(self) -> None:
         """Free the graph and its memory."""
         self._graph.reset()
+
+
+@contextmanager
+def _sync_errors(module: Any) -> Iterator[None]:
+    """Let torch itself refuse what no mode sees: a sync inside its C++ code."""
+    if not hasattr(module, "set_sync_debug_mode"):
+        yield
+        return
+    before = module.get_sync_debug_mode()
+    module.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        module.set_sync_debug_mode(before)
 
 
 def make_backend(
@@ -147,8 +165,6 @@ def make_backend(
                 "expected an accelerator for torch.accelerator.Graph, found the CPU: use api='auto'"
             )
         return CpuBackend(name_of)
-    if device.type == "npu":
-        importlib.import_module("torch_npu")
     module = getattr(torch, device.type, None)
     own = getattr(module, {"cuda": "CUDAGraph", "npu": "NPUGraph"}.get(device.type, "Graph"), None)
     shared = getattr(torch.accelerator, "Graph", None)

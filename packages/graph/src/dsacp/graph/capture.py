@@ -1,5 +1,6 @@
 """Capture a function once, replay it on the same addresses."""
 
+import importlib
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +16,7 @@ from dsacp.graph.sync import no_host_sync
 from dsacp.graph.walk import tensors_of
 
 T = TypeVar("T")
-_DRIVER_WORDS = ("capturing", "capture", "synchronizing")
+_DRIVER_WORDS = ("capturing", "during capture", "synchronizing", "107030")
 
 
 class Graph(Generic[T]):
@@ -115,6 +116,9 @@ def capture(
     if warmup < 0:
         raise LayoutError(f"expected warmup >= 0, found {warmup}")
     name_of = guard.label_of if guard is not None else None
+    if str(device).startswith("npu"):
+        # torch does not know the device's name before that.
+        importlib.import_module("torch_npu")
     backend = make_backend(torch.device(device), api, pool, name_of)
     with torch.no_grad():
         backend.warm_up(fn, warmup)

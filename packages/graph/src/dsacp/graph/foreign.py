@@ -63,6 +63,21 @@ class Slot:
     geometry: Geometry
 
 
+class WeakTensor:
+    """A tensor that can be had again while somebody else keeps its storage alive."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.address = tensor.data_ptr()
+        self.geometry = Geometry.of(tensor)
+        self._weak = StorageWeakRef(tensor.untyped_storage())
+
+    def get(self) -> Tensor | None:
+        """Return the tensor, or None once its storage was freed or moved."""
+        storage = UntypedStorage._new_with_weak_ptr(self._weak.cdata)
+        tensor = None if storage is None else self.geometry.view(storage)
+        return tensor if tensor is not None and tensor.data_ptr() == self.address else None
+
+
 class ForeignStorage:
     """A storage born outside the tape: watched, never kept alive, never enlarged.
 

@@ -23,8 +23,8 @@ class GraphGuard:
 
     Args:
         regions: every field of every step and group.
-        arenas: the storages that hold the regions. Without them addresses are watched, but guard
-            words and poison are not available.
+        arenas: the storages that hold the regions, held weakly. Without them addresses are
+            watched, but guard words and poison are not available.
         generation: the buffers' generation; a graph refuses to replay once it changed.
         inputs: groups whose regions every step may read, so that no step owns them.
 
@@ -41,21 +41,29 @@ class GraphGuard:
         inputs: Collection[str] = ("staging",),
     ) -> None:
         self.regions = tuple(regions)
-        self.arenas = tuple(arenas)
         check_disjoint(self.regions)
         self._inputs = frozenset(inputs)
         self._generation = generation
         self._by_address = sorted(self.regions, key=lambda region: region.address)
         self._starts = [region.address for region in self._by_address]
-        self._arenas = tuple(Arena.of(storage, self.regions) for storage in self.arenas)
+        self._arenas = tuple(Arena.of(storage, self.regions) for storage in arenas)
         self._watched: dict[str, Watched] = {}
         covered = {region for arena in self._arenas for region in arena.regions}
         for region in self.regions:
-            if self.arenas and region not in covered:
+            if self._arenas and region not in covered:
                 raise LayoutError(
                     f"expected {region.label} at {region.address:#x} inside one of "
-                    f"{len(self.arenas)} arenas, found it in none: pass the owner's arenas too"
+                    f"{len(self._arenas)} arenas, found it in none: pass the owner's arenas too"
                 )
+
+    @property
+    def arenas(self) -> tuple[Tensor, ...]:
+        """The storages as int32 words; the guard does not keep them alive.
+
+        Raises:
+            StaleAddressError: one was freed or moved.
+        """
+        return tuple(arena.words() for arena in self._arenas)
 
     def generation(self) -> int | None:
         """Return the buffers' generation now, None when there is no such thing."""

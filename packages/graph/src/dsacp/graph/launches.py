@@ -8,6 +8,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 
 from dsacp.graph.record import is_geometry_only, is_written, tensors_in
 
+_FREE = ("aten::empty", "aten::new_empty", "aten::lift")
+
 
 class LaunchCounter(TorchDispatchMode):
     """Counts launches inside a ``with`` block.
@@ -44,7 +46,7 @@ def _launches(func: Any, inputs: set[int], result: object) -> bool:
     name = func._schema.name
     if not name.startswith("aten::"):
         return True
-    if is_geometry_only(func) or name.startswith(("aten::empty", "aten::new_empty", "aten::lift")):
+    if func.is_view or is_geometry_only(func) or name.startswith(_FREE):
         return False
     if is_written(func):
         return True

@@ -66,9 +66,9 @@ class Recorder:
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one op and record it."""
         self.seen += 1
-        inputs = {t.untyped_storage()._cdata for t in tensors_in((args, kwargs))}
         before_args = self._encode(args, func)
         before = {key: self._encode(item, func) for key, item in kwargs.items() if key != "out"}
+        inputs = {t.untyped_storage()._cdata for t in tensors_in((args, kwargs))}
         # A kernel's own Python may look at tensors as it likes: that is no host sync of the step.
         with torch._C.DisableTorchFunction():
             result = func(*args, **kwargs)
@@ -110,9 +110,9 @@ class Recorder:
         return value
 
     def _slot(self, tensor: Tensor, func: Any) -> Slot:
+        geometry = Geometry.of(tensor)
         storage = tensor.untyped_storage()
         key = storage._cdata
-        geometry = Geometry.of(tensor)
         if key not in self.own and key not in self.foreign:
             name = self._name_of(tensor.data_ptr()) if self._name_of is not None else None
             use = f"first used by {func.name()} as {geometry}"

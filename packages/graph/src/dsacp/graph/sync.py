@@ -32,8 +32,6 @@ _HOST_MADE: tuple[Callable[..., Tensor], ...] = (
     torch.tensor,
     torch.as_tensor,
     torch.asarray,
-    torch.from_numpy,
-    torch.frombuffer,
     torch.Tensor.new_tensor,
 )
 
@@ -80,7 +78,7 @@ class _SyncDispatchMode(TorchDispatchMode):
 
 class _SyncFunctionMode(TorchFunctionMode):
     def __init__(self, name_of: Namer | None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._name_of = name_of
 
     def __torch_function__(
@@ -124,6 +122,9 @@ def _reason(
     name = func._schema.name
     if name in _INDEXING:
         return _index_reason(name, args, tensors)
+    if name == "aten::lift_fresh" and tensors[0].dim() > 0:
+        # A scalar of ``x[1:] = 7`` goes with the launch; a list becomes a copy to the device.
+        return "a tensor made of host data"
     waits = name == "aten::is_nonzero" or any(tag in func.tags for tag in _WAITING_TAGS)
     if waits and kwargs.get("output_size") is None:
         return "a value or shape that depends on device data"

@@ -132,7 +132,7 @@ def _run_all(steps: Iterable[Step]) -> None:
     for step in steps:
         try:
             step()
-        except (RuntimeError, IndexError, ValueError):
+        except Exception:
             continue
 
 

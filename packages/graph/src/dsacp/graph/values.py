@@ -8,10 +8,24 @@ from torch import Tensor
 from dsacp.core import LayoutError, PaddingError, StaleValueError
 from dsacp.graph.words import POISON_WORD
 
+_POISON = {torch.int32: POISON_WORD, torch.int64: POISON_WORD << 32 | POISON_WORD}
+
 
 def check_fresh(label: str, tensor: Tensor) -> None:
-    """Raise ``StaleValueError`` if poison is left in a tensor; waits for the device."""
-    stale = torch.isnan(tensor) if tensor.is_floating_point() else tensor == POISON_WORD
+    """Raise ``StaleValueError`` if poison is left in a tensor; waits for the device.
+
+    Raises:
+        LayoutError: the dtype cannot tell poison from data.
+    """
+    if tensor.is_floating_point():
+        stale = torch.isnan(tensor)
+    elif tensor.dtype in _POISON:
+        stale = tensor == _POISON[tensor.dtype]
+    else:
+        raise LayoutError(
+            f"expected {label} as a float, int32 or int64 tensor, found {tensor.dtype}: poison "
+            "cannot be told from data in it"
+        )
     left = stale.flatten().nonzero()
     if left.numel():
         first = int(left[0])

@@ -3,14 +3,17 @@
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import Tensor
 
 Keys = tuple[str, ...]
 
-_LEAVES = (str, bytes, int, float, complex, type, ModuleType)
+_LEAVES = (
+    *(str, bytes, int, float, complex, type),
+    *(FunctionType, BuiltinFunctionType, MethodType, ModuleType),
+)
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,9 @@ class Found:
 def walk(value: object, path: str = "") -> Iterator[Found]:
     """Yield every reachable tensor: dataclasses, mappings, sequences, slots and attributes.
 
-    An object that is reached twice is yielded once, at its first path.
+    An object that is reached twice is yielded at both paths, since sharing is what guards look for.
     """
-    yield from _walk(value, path, (), None, set())
+    yield from _walk(value, path, (), None, ())
 
 
 def tensors_of(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -45,20 +48,19 @@ def tensors_of(value: object, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def _walk(
-    value: object, path: str, keys: Keys, step: int | None, seen: set[int]
+    value: object, path: str, keys: Keys, step: int | None, above: tuple[object, ...]
 ) -> Iterator[Found]:
     if isinstance(value, Tensor):
         yield Found(path, keys, step, value)
         return
-    if value is None or isinstance(value, _LEAVES) or callable(value) or id(value) in seen:
+    if value is None or isinstance(value, _LEAVES) or any(value is item for item in above):
         return
-    seen.add(id(value))
     index = getattr(value, "draft_index", None)
     if isinstance(index, int):
         step = index
     for suffix, key, child in _children(value):
         below = keys if key is None else (*keys, key)
-        yield from _walk(child, path + suffix, below, step, seen)
+        yield from _walk(child, path + suffix, below, step, (*above, value))
 
 
 def _children(value: object) -> Iterator[tuple[str, str | None, Any]]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsacp.core import GUARD_WORD, BufferRegion, CapacityError, LayoutError
+from dsacp.core import GUARD_WORD, BufferRegion, CapacityError, LayoutError, StaleAddressError
+from dsacp.graph.foreign import WeakTensor
 
 POISON_WORD = 0x7FFF_FFFF
 """As int32 the largest value, as float32 (and as two 16-bit floats) NaN."""
@@ -16,9 +17,9 @@ _WORD = 4
 
 @dataclass(frozen=True)
 class Arena:
-    """One storage as int32 words, with the regions in it in address order."""
+    """One storage as int32 words, held weakly, with the regions in it in address order."""
 
-    words: Tensor
+    storage: WeakTensor
     base: int
     regions: tuple[BufferRegion, ...]
 
@@ -47,12 +48,26 @@ class Arena:
                     f"expected {region.label} and its guard inside the arena [{base:#x}, {end:#x}),"
                     f" found them to end at {region.end:#x}: take regions and arena from one owner"
                 )
-        return cls(storage.detach().reshape(-1).view(torch.int32), base, tuple(inside))
+        return cls(WeakTensor(storage.detach().reshape(-1).view(torch.int32)), base, tuple(inside))
+
+    def words(self) -> Tensor:
+        """Return the storage as int32 words.
+
+        Raises:
+            StaleAddressError: the storage was freed or moved.
+        """
+        words = self.storage.get()
+        if words is None:
+            raise StaleAddressError(
+                f"expected the arena of {len(self.regions)} regions at {self.base:#x}, found it "
+                "freed or moved: make a new guard for the new buffers"
+            )
+        return words
 
     def data(self, region: BufferRegion) -> Tensor:
         """Return a region's words, without the guard; a trailing part of a word is left out."""
         start = region.address - self.base
-        return self.words[-(-start // _WORD) : (start + region.nbytes) // _WORD]
+        return self.words()[-(-start // _WORD) : (start + region.nbytes) // _WORD]
 
     def guards(self) -> Iterator[tuple[BufferRegion, bool, int, int]]:
         """Yield (region, whether the guard lies before it, first word, end word) of each guard."""
@@ -67,7 +82,7 @@ class Arena:
 def fill_guards(arena: Arena) -> None:
     """Write the guard pattern around every region of the arena."""
     for _region, _front, start, stop in arena.guards():
-        arena.words[start:stop] = GUARD_WORD
+        arena.words()[start:stop] = GUARD_WORD
 
 
 def check_guards(arena: Arena) -> None:
@@ -80,7 +95,8 @@ def check_guards(arena: Arena) -> None:
     if not spans:
         return
     index = torch.cat([torch.arange(start, stop) for _, _, start, stop in spans])
-    words = arena.words[index.to(arena.words.device)].cpu()
+    stored = arena.words()
+    words = stored[index.to(stored.device)].cpu()
     wrong = (words != GUARD_WORD).nonzero().flatten()
     if wrong.numel() == 0:
         return

@@ -1,0 +1,258 @@
+"""Incidents that users reported, replayed on the tape: each kind must fail loudly or be right."""
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from dsacp.core import AliasError, CapacityError, StaleAddressError, StaleValueError
+from dsacp.graph import Graph, GraphGuard, capture
+
+Make = Callable[..., Any]
+
+
+def read_lens(step: object, out: Tensor) -> None:
+    """A draft step: its output depends on lengths and slots of both groups."""
+    for group in step.groups.values():
+        out.add_(group.seq_lens * 3 + group.slot_mapping)
+
+
+def capture_reader(metadata: object, out: Tensor, guard: GraphGuard | None = None) -> Graph[None]:
+    def run() -> None:
+        out.zero_()
+        read_lens(metadata, out)
+
+    return capture(run, device="cpu", guard=guard, warmup=0)
+
+
+def test_addresses_are_stable_while_values_change(toy: Any) -> None:
+    """vllm-ascend #12599: the builder returned clones; a replay read freed memory (B.1 1)."""
+    guard = toy.guard()
+    toy.stage([5, 9, 2])
+    first = toy.refresh()
+    guard.watch(first)
+    before = first[1].groups["swa"].seq_lens.tolist()
+    junk = [torch.empty(64) for _ in range(100)]
+    toy.stage([70, 3])
+    guard.check(toy.refresh())
+    assert first[1].groups["swa"].seq_lens.tolist() == [71, 4, 0, 0, 0] != before
+    assert len(junk) == 100
+
+
+def test_clone_in_new_metadata_is_named(toy: Any) -> None:
+    """vllm-ascend #12599: one field of one step is a clone (B.1 1)."""
+    guard = toy.guard()
+    toy.stage([5, 9])
+    guard.watch(toy.refresh())
+    built = toy.refresh()
+    group = built[2].groups["tail"]
+    object.__setattr__(group, "seq_lens", group.seq_lens.clone())
+    with pytest.raises(StaleAddressError, match=r"\[2\].groups\['tail'\].seq_lens .tail/step2/"):
+        guard.check(built)
+
+
+def test_captured_clone_fails_on_replay(toy: Any) -> None:
+    """vllm-ascend #12599: a graph captured a clone that nobody keeps (B.1 1)."""
+    toy.stage([5, 9])
+    toy.refresh()
+    out = torch.zeros(5, dtype=torch.int32)
+    clone = toy.field("swa", 1, "seq_lens").clone()
+    graph = capture(lambda clone=clone: out.copy_(clone), device="cpu")
+    del clone
+    graph.output = None
+    gc.collect()
+    with pytest.raises(StaleAddressError, match=r"int32 \[5\].*freed"):
+        graph.replay()
+    assert out.tolist() == [-1] * 5, "poison, not the captured values"
+
+
+def test_a_kept_clone_replays_old_values(toy: Any) -> None:
+    """vllm-ascend #15160: holding the captured temporary alone replays stale data (B.1 4).
+
+    The addresses are fine, so only values can tell: the graph must differ from eager.
+    """
+    toy.stage([5, 9])
+    metadata = toy.refresh()[1]
+    kept = toy.field("swa", 1, "seq_lens").clone()
+    stale, right = torch.zeros(5, dtype=torch.int32), torch.zeros(5, dtype=torch.int32)
+    graph = capture(lambda: stale.copy_(kept), device="cpu")
+    good = capture(lambda: right.copy_(metadata.groups["swa"].seq_lens), device="cpu")
+    toy.stage([50, 90])
+    toy.refresh()
+    graph.replay()
+    good.replay()
+    assert right.tolist() == [51, 91, 0, 0, 0]
+    assert stale.tolist() != right.tolist()
+
+
+def test_generation_refuses_an_older_graph(toy: Any) -> None:
+    """vLLM #55013: after sleep level 2 the buffers were freed and made again (B.1 7)."""
+    guard = toy.guard()
+    out = torch.zeros(5, dtype=torch.int32)
+    metadata = toy.refresh()
+    guard.watch(metadata)
+    graph = capture_reader(metadata[0], out, guard)
+    graph.replay(check=True)
+    del metadata
+    toy.allocate()
+    gc.collect()
+    with pytest.raises(StaleAddressError, match="generation 1.*generation 2"):
+        graph.replay()
+    with pytest.raises(StaleAddressError, match="freed"):
+        guard.check()
+
+
+def test_old_views_are_detected_after_release(toy: Any) -> None:
+    """vLLM #55013: without a generation the tape itself finds the freed arena (B.1 7)."""
+    out = torch.zeros(5, dtype=torch.int32)
+    graph = capture_reader(toy.refresh()[0], out)
+    toy.allocate()
+    gc.collect()
+    with pytest.raises(StaleAddressError, match="1 gone"):
+        graph.replay()
+
+
+def window_sum(keys: Tensor, seq_lens: Tensor) -> Tensor:
+    """Sum of the keys that each request may see: any stale length changes it."""
+    visible = torch.arange(keys.numel()) < seq_lens[:, None]
+    return (keys * visible).sum(1)
+
+
+@pytest.mark.parametrize(
+    ("captured", "replayed"),
+    [([8, 3], [500, 77]), ([4096, 1, 1, 1], [10, 900, 20, 3000])],
+    ids=["llm-scaler #640", "TensorRT-LLM #18769"],
+)
+def test_replay_sees_new_lengths(make_toy: Make, captured: list[int], replayed: list[int]) -> None:
+    """Captured lengths stayed in force and acceptance fell to 0.16 % (B.1 8; B.2 17).
+
+    In #18769 only the first request kept a right plan, so a batch of one looked fine.
+    """
+    toy = make_toy(rows=6)
+    keys = torch.rand(4200, dtype=torch.float64)
+    toy.stage(captured)
+
+    def run() -> list[Tensor]:
+        return [window_sum(keys, step.groups["swa"].seq_lens) for step in toy.refresh()]
+
+    graph = capture(run, device="cpu")
+    toy.stage(replayed)
+    graph.replay()
+    for step, sums in enumerate(graph.output):
+        lens = torch.tensor([length + step for length in replayed] + [0] * (6 - len(replayed)))
+        assert torch.equal(sums, window_sum(keys, lens))
+
+
+def test_no_poison_is_left_after_a_build(toy: Any) -> None:
+    """vLLM #48261: the graph ran with the dummy values of its capture (B.2 11)."""
+    guard = toy.guard()
+    toy.stage([4, 4])
+    graph = capture(toy.refresh, device="cpu", guard=guard)
+    guard.poison()
+    toy.stage([7, 6, 5])
+    graph.replay()
+    guard.check_fresh(graph.output)
+    guard.check_words()
+    guard.poison()
+    toy.refresh(steps=2)
+    with pytest.raises(StaleValueError, match="swa/step2/query_start_loc.*6 of 6 untouched"):
+        guard.check_fresh(graph.output)
+    guard.check_fresh(graph.output[:2])
+
+
+def test_rows_limit_what_must_be_fresh(toy: Any) -> None:
+    """vLLM #48261: only the rows of the batch must be rewritten (B.2 11)."""
+    guard = toy.guard()
+    guard.poison()
+    toy.field("swa", 0, "seq_lens")[:3] = 1
+    metadata = {"lens": toy.field("swa", 0, "seq_lens")}
+    guard.check_fresh(metadata, rows={"seq_lens": 3})
+    with pytest.raises(StaleValueError, match="entry 3 .2147483647."):
+        guard.check_fresh(metadata)
+
+
+def test_eager_and_graph_buffers_stay_apart(make_toy: Make) -> None:
+    """SGLang #37975: a replay rebuilt the eager buffer, not the captured one (B.2 16)."""
+    eager, graphed = make_toy(), make_toy()
+    owners = {"eager": eager.refresh(), "graph": graphed.refresh()}
+    eager.guard().check_isolated(owners)
+    eager.stage([1, 2])
+    eager.refresh()
+    before = eager.arena.clone()
+    graphed.stage([9, 9, 9])
+    graph = capture(graphed.refresh, device="cpu")
+    graph.replay()
+    assert torch.equal(eager.arena, before)
+    mixed = {"eager": eager.refresh(), "graph": (graphed.step(0), eager.step(1))}
+    with pytest.raises(AliasError, match="eager.*graph.*swa/step1/query_start_loc"):
+        eager.guard().check_isolated(mixed)
+
+
+def test_write_past_the_end_hits_guard_words(make_toy: Make) -> None:
+    """vllm-ascend #16168: 16 rows were written into a buffer of 6, EZ9999 later (B.3 20)."""
+    toy = make_toy(rows=6)
+    guard = toy.guard()
+    guard.check()
+    start, _ = toy.offsets["swa", 1, "seq_lens"]
+    padded = toy.arena[start : start + 16]
+    graph = capture(lambda: padded[:8].fill_(101), device="cpu", guard=guard)
+    with pytest.raises(CapacityError, match="swa/step1/seq_lens.*found 0x65 0 words past it, 2 wo"):
+        graph.replay(check=True)
+    toy.refresh()
+    guard.fill_words()
+    guard.check()
+
+
+def test_write_before_the_start_is_named_too(toy: Any) -> None:
+    """vllm-ascend #16168: an index of -1 writes in front of the first buffer (B.3 20)."""
+    guard = toy.guard()
+    toy.arena[2] = 5
+    with pytest.raises(CapacityError, match="swa/step0/query_start_loc.*2 words before its start"):
+        guard.check()
+
+
+def test_buffers_made_inside_a_capture_are_refused(toy: Any) -> None:
+    """SGLang #22930: graphs that share a pool overwrote each other's buffers (B.6 46)."""
+
+    def lazy() -> Tensor:
+        if not hasattr(toy, "lazy"):
+            toy.lazy = torch.zeros(5, dtype=torch.int32)
+        return toy.lazy.add_(1)
+
+    graph = capture(lazy, device="cpu", warmup=0)
+    with pytest.raises(AliasError, match="allocated inside the capture"):
+        graph.check_outside(graph.output)
+    graph.check_outside(toy.refresh())
+    toy.lazy = torch.zeros(5, dtype=torch.int32)
+    outside = capture(lazy, device="cpu", warmup=0)
+    outside.check_outside(toy.lazy)
+
+
+def test_the_host_may_change_its_inputs_after_staging(toy: Any) -> None:
+    """vllm-ascend #10763, vLLM #45100: pinned inputs were reused before the copy (B.7 50)."""
+    graph = capture(toy.refresh, device="cpu")
+    host = [40, 7, 1]
+    toy.stage(host)
+    host[:] = [-5, -5, -5]
+    graph.replay()
+    assert graph.output[1].groups["tail"].seq_lens.tolist() == [41, 8, 2, 0, 0]
+
+
+def test_step_that_shares_bytes_with_another_is_refused(toy: Any) -> None:
+    """vllm-ascend #9623, #9605: steps >= 1 hit step 0's entries, last writer wins (I5)."""
+    guard = toy.guard()
+    built = toy.refresh()
+    object.__setattr__(built[1], "groups", {**built[1].groups, "swa": built[0].groups["swa"]})
+    with pytest.raises(AliasError, match="step 1, found it in swa/step0/query_start_loc"):
+        guard.watch(built)
+
+
+def test_group_that_uses_another_groups_buffer_is_refused(toy: Any) -> None:
+    """vllm-ascend #16980: every draft layer used group 0's tables, acceptance 0 % (I5)."""
+    built = toy.refresh()
+    object.__setattr__(built[0], "groups", {"swa": built[0].groups["tail"]})
+    with pytest.raises(AliasError, match="group 'swa', found it in tail/step0"):
+        toy.guard().watch(built)
