@@ -4,8 +4,9 @@ Both walk cursors (request, row). Costs before a cursor are one look-up plus a c
 core needs one binary search over the requests and one over the rows of one request.
 """
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+import itertools
+from bisect import bisect_right
+from collections.abc import Sequence
 
 from dsacp.kernels.sas_plan.costs import CostModel, PlanSpec, SasCosts, cost_model
 
@@ -144,4 +145,4 @@ def largest_block_count(
     """Return the KV blocks of the core that has most, which paired cores hand-shake by."""
     blocks = BatchCosts(SasCosts(spec, blocks=True), query_lens, seq_lens)
     totals = [0, *(blocks.before(end) for end in ends)]
-    return max(after - before for before, after in zip(totals, totals[1:], strict=False))
+    return max(after - before for before, after in itertools.pairwise(totals))

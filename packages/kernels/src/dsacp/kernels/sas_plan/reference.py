@@ -1,5 +1,6 @@
 """Work plans in plain integers on the CPU: the oracle of the Triton kernel."""
 
+import itertools
 from array import array
 from collections.abc import Sequence
 
@@ -32,7 +33,7 @@ def encode(spec: PlanSpec, ends: Sequence[Cursor], block_count: int) -> "array[i
 
 def plan_words(spec: PlanSpec, starts: Sequence[int], seq_lens: Sequence[int]) -> "array[int]":
     """Return the 1024 words of one plan."""
-    query_lens = [after - before for before, after in zip(starts, starts[1:], strict=False)]
+    query_lens = [after - before for before, after in itertools.pairwise(starts)]
     ends = split_rows(spec, query_lens, seq_lens)
     count = largest_block_count(spec, query_lens, seq_lens, ends) if spec.paired else 0
     return encode(spec, ends, count)
