@@ -1,0 +1,89 @@
+"""Checks of the workspace.
+
+`nox` runs what every machine can run; `nox -l` lists the rest, chosen by tag (`nox -t matrix`).
+Wheel folders are asked of pip at run time, so that no path or host stands in this file.
+"""
+
+import sys
+from pathlib import Path
+
+import nox
+
+sys.path.insert(0, str(Path(__file__).parent / "tools"))
+import nox_support as support
+
+nox.needs_version = ">=2025.5"
+nox.options.default_venv_backend = "uv"
+nox.options.error_on_missing_interpreters = False  # `summary` names them instead
+nox.options.download_python = "never"
+nox.options.sessions = ["lint", "types", "layers", "tests", "integration", "summary"]
+
+PYTHON = "3.11"
+TORCH = "2.13.0"
+MATRIX_PYTHONS = ["3.12", "3.13"]
+MATRIX_TORCHES = ["2.10.0", "2.15.0"]
+ON_REQUEST = ["matrix", "slow"]
+"""Tags of sessions that cost too much for every run, or need what not every machine has."""
+
+support.show_all_pythons()
+
+
+@nox.session(python=PYTHON)
+def lint(session: nox.Session) -> None:
+    """Style: ruff check and ruff format."""
+    support.install(session, groups=["lint"])
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+
+
+@nox.session(python=PYTHON)
+def types(session: nox.Session) -> None:
+    """Types: mypy, strict, over all packages and tools."""
+    support.install(session, *support.PACKAGES, groups=["types", "torch", "nox"])
+    sources = [f"packages/{package}/src" for package in support.PACKAGES]
+    session.run("mypy", "noxfile.py", "tools", *sources)
+
+
+@nox.session(python=PYTHON)
+def layers(session: nox.Session) -> None:
+    """Architecture: a package imports only what the layer table allows."""
+    support.install(session, groups=["layers"])
+    sources = [str(support.ROOT / "packages" / name / "src") for name in support.PACKAGES]
+    session.run("lint-imports", "--no-cache", env={"PYTHONPATH": ":".join(sources)})
+
+
+@nox.session(python=PYTHON)
+@nox.parametrize("package", support.PACKAGES, ids=support.PACKAGES)
+def tests(session: nox.Session, package: str) -> None:
+    """One package, alone with its own dependencies."""
+    support.install(session, package, groups=["test"], torch=TORCH)
+    support.pytest(session, f"packages/{package}/tests")
+
+
+@nox.session(python=PYTHON)
+def integration(session: nox.Session) -> None:
+    """All packages together, the README examples and the tools."""
+    support.install(session, *support.PACKAGES, groups=["test"], torch=TORCH)
+    support.pytest(session, "tests", "tools")
+
+
+@nox.session(python=MATRIX_PYTHONS, tags=["matrix"])
+@nox.parametrize("torch", MATRIX_TORCHES, ids=MATRIX_TORCHES)
+def matrix(session: nox.Session, torch: str) -> None:
+    """All tests on other Pythons and torches (downloads gigabytes)."""
+    support.install(session, *support.PACKAGES, groups=["test"], torch=torch)
+    support.pytest(session, "packages", "tests", "tools")
+
+
+@nox.session(python=PYTHON, tags=["slow"])
+def slow(session: nox.Session) -> None:
+    """Long runs of all packages."""
+    support.install(session, *support.PACKAGES, groups=["test"], torch=TORCH)
+    support.pytest(session, "packages", "tests", "-m", "slow", success_codes=(0, 5))
+
+
+# Stays the last session of the file: sessions run in this order.
+@nox.session(venv_backend="none", tags=ON_REQUEST)
+def summary(session: nox.Session) -> None:
+    """Say what this run left out, and why."""
+    support.summarise(session, pythons=[PYTHON, *MATRIX_PYTHONS])
