@@ -6,8 +6,7 @@ from itertools import pairwise
 from torch import Tensor
 
 from dsacp.core import LayoutError
-from dsacp.kernels.sas_plan.costs import cost_model
-from dsacp.kernels.sas_plan.planner import BatchCosts, largest_block_count
+from dsacp.kernels.sas_plan.planner import BatchCosts, cost_model, largest_block_count
 from dsacp.sas_metadata.codec import CoreRange
 from dsacp.sas_metadata.spec import QliSpec, SasSpec
 
