@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
+from torch import Tensor
 
 from dsacp.app.groups import GroupPlan, kv_groups
 from dsacp.app.scheduling import BlockTables, SchedulerConfig
 from dsacp.app.settings import Limits, ReplayConfig
-from dsacp.core import DraftCapacity, TokenShard
+from dsacp.core import BufferRegion, DraftCapacity, TokenShard
 from dsacp.drafting_cache import DraftMetadataBuilder
 from dsacp.graph import GraphGuard
 
@@ -112,8 +113,9 @@ def guard_of(owners: Mapping[str, Sequence[RankBuilders]]) -> GraphGuard:
     Args:
         owners: ranks by executor, such as "eager" and "graph"; the name leads every label.
     """
-    regions, storages = [], []
-    builders = []
+    regions: list[BufferRegion] = []
+    storages: list[Tensor] = []
+    builders: list[DraftMetadataBuilder] = []
     for owner, ranks in owners.items():
         for rank in ranks:
             for role, builder in rank.named.items():

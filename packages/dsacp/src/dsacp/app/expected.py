@@ -36,7 +36,9 @@ class Expectation:
         self, step: EngineStep, pool: BlockPool, metadata: StepMetadata
     ) -> Iterator[Difference]:
         """Yield what differs in the step that runs all tokens of the batch."""
-        starts, positions, owners = [0], [], []
+        starts: list[int] = [0]
+        positions: list[int] = []
+        owners: list[int] = []
         for row in step.rows:
             starts.append(starts[-1] + row.num_tokens)
             positions += range(row.start, row.seq_len)

@@ -40,6 +40,7 @@ class Replay:
         graph: replays graphs.
         guard: of all buffers.
         driver: where tokens come from.
+        result: where findings and counts go.
     """
 
     def __init__(
@@ -50,9 +51,10 @@ class Replay:
         graph: GraphExecutor,
         guard: GraphGuard,
         driver: Driver,
+        result: ReplayResult,
     ) -> None:
         self.setup = setup
-        self.result = ReplayResult(ranks=tuple(rank.rank for rank in eager.ranks))
+        self.result = result
         self._eager, self._graph, self._guard, self._driver = eager, graph, guard, driver
         self._scheduler = Scheduler(setup.scheduler, trace, setup.tables)
         self._comparer = StepComparer(self.result.findings)

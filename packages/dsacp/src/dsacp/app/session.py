@@ -10,10 +10,15 @@ import torch
 
 from dsacp.app.acceptance import GeometricAcceptance
 from dsacp.app.builders import RankBuilders, Setup, guard_of
-from dsacp.app.drivers import SeededDriver
+from dsacp.app.drivers import Driver, SeededDriver
 from dsacp.app.executors import EagerExecutor, GraphExecutor
 from dsacp.app.groups import AttentionShape
-from dsacp.app.passes import MetadataOnly
+from dsacp.app.model import ModelConfig
+from dsacp.app.model.driver import ModelDriver
+from dsacp.app.model.inputs import Conversations
+from dsacp.app.model.reference import ReferenceModel
+from dsacp.app.model.weights import make_weights
+from dsacp.app.passes import MetadataOnly, Passes
 from dsacp.app.replay import Progress, Replay
 from dsacp.app.result import ReplayResult
 from dsacp.app.settings import ReplayConfig, resolve
@@ -55,31 +60,54 @@ def run_ranks(
     progress: Progress,
 ) -> ReplayResult:
     """Replay a trace on some of the ranks in this process."""
-    if worker_count(config) > 1:
+    if config.drafter == "none":
+        # Metadata tensors are small; more threads would only wait for each other.
         torch.set_num_threads(1)
-    with torch.inference_mode(False), torch.no_grad():
-        replay, seconds = _prepare(config, trace, ranks)
-        result = replay.run(progress)
-    result.capture_seconds = seconds
-    return result
+    with torch.no_grad():
+        return prepare(config, trace, ranks).run(progress)
 
 
-def _prepare(
-    config: ReplayConfig, trace: Sequence[TraceRequest], ranks: Sequence[int]
-) -> tuple[Replay, float]:
+def prepare(config: ReplayConfig, trace: Sequence[TraceRequest], ranks: Sequence[int]) -> Replay:
+    """Allocate both executors of some ranks and capture every bucket."""
     limits = resolve(config, trace)
-    setup = Setup.of(config, limits, AttentionShape().plan(limits.max_model_len))
+    model = ModelConfig(seed=config.seed) if config.drafter == "mtp" else None
+    shape = AttentionShape() if model is None else model.attention
+    setup = Setup.of(config, limits, shape.plan(limits.max_model_len))
     eager = [RankBuilders.of(setup, rank) for rank in ranks]
     graph = [RankBuilders.of(setup, rank) for rank in ranks]
     guard = guard_of({"eager": eager, "graph": graph})
-    passes = MetadataOnly()
+    result = ReplayResult(ranks=tuple(ranks))
+    driver: Driver
+    passes: tuple[Passes, Passes]
+    if model is None:
+        driver, passes = _seeded(config)
+    else:
+        driver, passes = _modelled(setup, model, trace, result)
     begin = time.perf_counter()
     sizes = setup.capacity.capture_sizes
-    executor = GraphExecutor.captured(graph, passes, sizes, guard)
-    seconds = time.perf_counter() - begin
-    driver = SeededDriver(GeometricAcceptance(config.acceptance, config.draft_tokens, config.seed))
-    replay = Replay(setup, trace, EagerExecutor(eager, passes), executor, guard, driver)
-    return replay, seconds
+    replayed = GraphExecutor.captured(graph, passes[1], sizes, guard)
+    result.capture_seconds = time.perf_counter() - begin
+    return Replay(setup, trace, EagerExecutor(eager, passes[0]), replayed, guard, driver, result)
+
+
+def _seeded(config: ReplayConfig) -> tuple[SeededDriver, tuple[Passes, Passes]]:
+    acceptance = GeometricAcceptance(config.acceptance, config.draft_tokens, config.seed)
+    return SeededDriver(acceptance), (MetadataOnly(), MetadataOnly())
+
+
+def _modelled(
+    setup: Setup, model: ModelConfig, trace: Sequence[TraceRequest], result: ReplayResult
+) -> tuple[ModelDriver, tuple[Passes, Passes]]:
+    """Two models of the same weights, each with caches of its own."""
+    dtype = torch.float64 if setup.device.type == "cpu" else torch.float32
+    weights = make_weights(model, dtype, setup.device)
+    blocks = {group.name: group.num_blocks for group in setup.scheduler.groups}
+    eager, graph = (
+        ReferenceModel.allocate(model, weights, setup.capacity, blocks) for _ in range(2)
+    )
+    lengths = {index: request.input_length for index, request in enumerate(trace)}
+    conversations = Conversations(lengths, model.vocab_size, model.seed)
+    return ModelDriver(eager, graph, conversations, result), (eager, graph)
 
 
 def _silent(finished: int, steps: int) -> None:
