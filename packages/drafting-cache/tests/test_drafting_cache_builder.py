@@ -97,9 +97,10 @@ def test_more_concurrent_tokens_than_max_num_seqs(make_host: Make) -> None:
     assert group[1].positions[:3].tolist() == [100, 57, 9]
 
 
-def test_a_smaller_batch_leaves_nothing_of_a_larger_one(make_host: Make) -> None:
+@pytest.mark.parametrize("padding", ["dummy", "repeat"])
+def test_a_smaller_batch_leaves_nothing_of_a_larger_one(make_host: Make, padding: str) -> None:
     """SGLang #10892, TokenSpeed #955: stale tails past the batch wrote another request's KV."""
-    host, fresh = make_host(), make_host()
+    host, fresh = make_host(padding=padding), make_host(padding=padding)
     host.builder.build_all(host.batch([4] * 4, [100, 57, 9, 300], bucket=16))
     small = host.batch([4], [20], bucket=8)
     step = host.builder.build_all(small)[0]

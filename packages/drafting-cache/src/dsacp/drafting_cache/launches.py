@@ -6,11 +6,10 @@ from torch import Tensor
 
 from dsacp.drafting_cache.buffers import Buffers
 from dsacp.drafting_cache.config import BuilderConfig
+from dsacp.drafting_cache.extents import Tail
 from dsacp.drafting_cache.geometry import StepGeometry
 from dsacp.drafting_cache.types import BoundInputs, StepMetadata
 from dsacp.kernels import clear_tails, compressor_rows, draft_steps, sas_plan
-
-Extents = Sequence[tuple[int, int]]
 
 
 def compute_fields(
@@ -79,16 +78,11 @@ def compute_rows(config: BuilderConfig, buffers: Buffers, step: StepMetadata) ->
 
 
 def clean_tails(
-    config: BuilderConfig,
-    buffers: Buffers,
-    first_step: int,
-    before: Extents,
-    now: Extents,
-    last_starts: Sequence[int],
+    config: BuilderConfig, buffers: Buffers, first_step: int, tails: Sequence[Tail]
 ) -> None:
-    """Make inert what a larger batch left beyond the rows and tokens of this one."""
+    """Make inert what a larger batch left beyond the rows and tokens of the next one."""
     rotary_dim = buffers.rope.cos_tables[0].shape[-1] if buffers.rope.cos_tables else 0
-    shards = [config.shard.resize(tokens) for _, tokens in now]
+    shards = [config.shard.resize(tail.tokens_from) for tail in tails]
     clear_tails(
         buffers.words.storage,
         buffers.layout,
@@ -96,13 +90,13 @@ def clean_tails(
         buffers.rope.layout,
         rotary_dim,
         first_step,
-        rows_from=[new[0] for new in now],
-        rows_to=[max(old[0], new[0]) for old, new in zip(before, now, strict=True)],
-        tokens_from=[new[1] for new in now],
-        tokens_to=[max(old[1], new[1]) for old, new in zip(before, now, strict=True)],
-        last_starts=last_starts,
+        rows_from=[tail.rows_from for tail in tails],
+        rows_to=[tail.rows_to for tail in tails],
+        tokens_from=[tail.tokens_from for tail in tails],
+        tokens_to=[tail.tokens_to for tail in tails],
+        last_starts=[tail.last_start for tail in tails],
         last_local_starts=[
-            min(max(last, shard.start), shard.end) - shard.start
-            for last, shard in zip(last_starts, shards, strict=True)
+            min(max(tail.last_start, shard.start), shard.end) - shard.start
+            for tail, shard in zip(tails, shards, strict=True)
         ],
     )

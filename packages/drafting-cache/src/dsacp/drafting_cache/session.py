@@ -9,6 +9,7 @@ from torch import Tensor
 from dsacp.core import LayoutError, StaleAddressError, round_up
 from dsacp.drafting_cache.buffers import Buffers, allocate
 from dsacp.drafting_cache.config import BuilderConfig
+from dsacp.drafting_cache.extents import Extents, wanted_extents
 from dsacp.drafting_cache.geometry import StepGeometry
 from dsacp.drafting_cache.host import PinnedRing, check_block_tables, check_inputs
 from dsacp.drafting_cache.launches import (
@@ -34,7 +35,7 @@ class Session:
         self.buffers = buffers
         self.generation = generation
         self._bound: tuple[Mapping[str, Tensor], BoundInputs, Tensor] | None = None
-        self._extents: dict[int, tuple[int, int]] = {}
+        self._extents = Extents(config.capacity)
         on_host = config.device.type == "cpu"
         self._ring = None if on_host else PinnedRing(config.capacity.max_reqs, config.device)
         self._view = lru_cache(maxsize=CACHED_SHAPES)(self._make_view)
@@ -73,14 +74,13 @@ class Session:
     def stage(self, batch: DraftBatch, geometries: Sequence[StepGeometry], first: int) -> None:
         """Clean tails of larger batches and copy moving inputs in one launch."""
         _, inputs, _ = self._need_bound()
-        tp = self.config.capacity.tp_size
-        now = [(geometry.rows, round_up(geometry.tokens, tp)) for geometry in geometries]
-        before = [self._extent(first + index) for index in range(len(now))]
-        if any(old[0] > new[0] or old[1] > new[1] for old, new in zip(before, now, strict=True)):
-            lasts = self._last_starts(batch, geometries)
-            clean_tails(self.config, self.buffers, first, before, now, lasts)
-        for index, extent in enumerate(now):
-            self._extents[first + index] = extent
+        config = self.config
+        wanted = wanted_extents(
+            batch, geometries, config.capacity.tp_size, config.padding == "dummy"
+        )
+        tails = self._extents.shrink(wanted, first)
+        if tails is not None:
+            clean_tails(config, self.buffers, first, tails)
         if inputs is not self.buffers.staging:
             return
         if self._ring is not None and batch.query_start_loc.device.type == "cpu":
@@ -105,32 +105,12 @@ class Session:
         views = []
         for index, geometry in enumerate(geometries):
             step = first + index
-            rows, tokens = self._extent(step)
-            padded = round_up(geometry.tokens, tp)
-            self._extents[step] = (max(rows, geometry.rows), max(tokens, padded))
+            self._extents.grow(geometry.rows, round_up(geometry.tokens, tp), step)
             view = self._view(step, geometry)
             if step == 0:
                 compute_rows(self.config, self.buffers, view)
             views.append(view)
         return tuple(views)
-
-    def _last_starts(
-        self, batch: DraftBatch, geometries: Sequence[StepGeometry]
-    ) -> tuple[int, ...]:
-        """Return what query_start_loc ends with in each step, known without the device."""
-        dummy = self.config.padding == "dummy"
-        counts = [batch.num_tokens, *(batch.num_reqs for _ in geometries[1:])]
-        return tuple(
-            geometry.tokens if dummy and geometry.rows > batch.num_reqs else count
-            for geometry, count in zip(geometries, counts, strict=True)
-        )
-
-    def _extent(self, step: int) -> tuple[int, int]:
-        """Rows and tokens in use; at first all of them, so that the first batch cleans the rest."""
-        capacity = self.config.capacity
-        first = (capacity.max_reqs, capacity.max_tokens)
-        later = (capacity.max_rows, capacity.max_rows)
-        return self._extents.get(step, first if step == 0 else later)
 
     def _make_view(self, step: int, geometry: StepGeometry) -> StepMetadata:
         tables, inputs, _ = self._need_bound()

@@ -1,0 +1,87 @@
+"""How far each step's buffers are in use, so that a smaller batch cleans what it leaves."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dsacp.core import DraftCapacity, round_up
+from dsacp.drafting_cache.geometry import StepGeometry
+from dsacp.drafting_cache.types import DraftBatch
+
+UNKNOWN = -1
+
+
+@dataclass(frozen=True)
+class Extent:
+    """Rows and tokens that a step has written, and the start that repeats after them."""
+
+    rows: int
+    tokens: int
+    last_start: int
+
+
+@dataclass(frozen=True)
+class Tail:
+    """What one step must clean: rows and tokens ``[from, to)``."""
+
+    rows_from: int
+    rows_to: int
+    tokens_from: int
+    tokens_to: int
+    last_start: int
+
+
+class Extents:
+    """Host-side bookkeeping of one generation of buffers."""
+
+    def __init__(self, capacity: DraftCapacity) -> None:
+        self._capacity = capacity
+        self._used: dict[int, Extent] = {}
+
+    def shrink(self, wanted: Sequence[Extent], first_step: int) -> list[Tail] | None:
+        """Adopt the extents of a batch to come; return the tails to clean, or None.
+
+        Starts repeat to the end of their buffer, so they are rewritten whenever the last one
+        changes; tokens only when there are fewer than before.
+        """
+        tails, dirty = [], False
+        for step, new in enumerate(wanted, first_step):
+            rows, _ = self._bounds(step)
+            old = self._get(step)
+            moved = old.rows > new.rows or old.last_start != new.last_start
+            rows_to = rows if moved else new.rows
+            tokens_to = max(old.tokens, new.tokens)
+            dirty |= (moved and new.rows < rows) or tokens_to > new.tokens
+            tails.append(Tail(new.rows, rows_to, new.tokens, tokens_to, new.last_start))
+            self._used[step] = new
+        return tails if dirty else None
+
+    def grow(self, rows: int, tokens: int, step: int) -> None:
+        """Note a write that was not staged, such as the warm-up of a larger bucket."""
+        old = self._get(step)
+        if rows > old.rows or tokens > old.tokens:
+            self._used[step] = Extent(max(rows, old.rows), max(tokens, old.tokens), UNKNOWN)
+
+    def _get(self, step: int) -> Extent:
+        """At first everything counts as used, so that the first batch cleans the rest."""
+        return self._used.get(step, Extent(*self._bounds(step), UNKNOWN))
+
+    def _bounds(self, step: int) -> tuple[int, int]:
+        capacity = self._capacity
+        if step == 0:
+            return capacity.max_reqs, capacity.max_tokens
+        return capacity.max_rows, capacity.max_rows
+
+
+def wanted_extents(
+    batch: DraftBatch, geometries: Sequence[StepGeometry], tp_size: int, dummy: bool
+) -> list[Extent]:
+    """Return each step's extent; what its starts end with is known without the device."""
+    counts = [batch.num_tokens, *(batch.num_reqs for _ in geometries[1:])]
+    return [
+        Extent(
+            geometry.rows,
+            round_up(geometry.tokens, tp_size),
+            geometry.tokens if dummy and geometry.rows > batch.num_reqs else count,
+        )
+        for geometry, count in zip(geometries, counts, strict=True)
+    ]
