@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
-from dsacp.core import AliasError, BufferRegion
+from dsacp.core import AliasError, BufferRegion, CapacityError
 from dsacp.graph.record import Namer
 from dsacp.graph.walk import Found, tensors_of
 
@@ -21,9 +21,20 @@ def byte_range(tensor: Tensor) -> tuple[int, int]:
 def check_ownership(
     found: Found, region: BufferRegion | None, groups: Mapping[str, frozenset[str]]
 ) -> None:
-    """Raise ``AliasError`` if a step's tensor lies in the buffer of another step or group."""
+    """Raise unless a step's tensor lies inside a buffer of its own step and group.
+
+    Raises:
+        AliasError: the buffer is another step's or group's.
+        CapacityError: the tensor reaches past the buffer's end.
+    """
     if region is None or region.group in groups["inputs"]:
         return
+    start, end = byte_range(found.tensor)
+    if end > region.address + region.nbytes:
+        raise CapacityError(
+            f"{found.path} needs {end - start} bytes at {start:#x}, its buffer {region.label} ends "
+            f"{region.address + region.nbytes - start} bytes on: raise the capacity"
+        )
     if found.step is not None and found.step != region.step:
         raise AliasError(
             f"expected {found.path} in a buffer of step {found.step}, found it in {region.label} "

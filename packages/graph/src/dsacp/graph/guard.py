@@ -90,6 +90,7 @@ class GraphGuard:
 
         Raises:
             AliasError: a step's tensor lies in the buffer of another step or group (I5).
+            CapacityError: a tensor reaches past its buffer's end (I3).
         """
         for found in walk(metadata, label):
             check_ownership(found, self.region_at(found.tensor.data_ptr()), self._groups())

@@ -67,13 +67,25 @@ class _SyncDispatchMode(TorchDispatchMode):
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        on_device = any(tensor.device.type not in ("cpu", "meta") for tensor in tensors)
-        if on_device and not func._schema.name.startswith("aten::"):
-            # On a device a custom op's own Python can wait as well.
+        kernel = _device_kernel(func, tensors)
+        if kernel is not None:
+            # On a device a custom op's own Python can wait as well: straight to its kernel, since
+            # the op itself would come back here.
             with self:
-                return func(*args, **kwargs)
+                return func.redispatch(kernel, *args, **kwargs)
         with torch._C.DisableTorchFunction():
             return func(*args, **kwargs)
+
+
+def _device_kernel(func: Any, tensors: list[Tensor]) -> torch._C.DispatchKeySet | None:
+    """Return the key of a custom op's device kernel, None for other ops and on the CPU."""
+    if func._schema.name.startswith("aten::") or any(item.requires_grad for item in tensors):
+        return None
+    for tensor in tensors:
+        if tensor.device.type not in ("cpu", "meta"):
+            name = torch._C._dispatch_key_for_device(tensor.device.type)
+            return torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name))
+    return None
 
 
 class _SyncFunctionMode(TorchFunctionMode):
