@@ -7,9 +7,9 @@ from torch import Tensor
 
 from dsacp.app.model.config import ModelConfig
 
-CONTEXT_GAIN = 1.0
-DRAFT_CONTEXT_GAIN = 0.4
-DRAFT_HIDDEN_GAIN = 0.25
+CONTEXT_GAIN = 1.05
+DRAFT_CONTEXT_GAIN = 1.8
+DRAFT_HIDDEN_GAIN = 0.6
 
 
 @dataclass(frozen=True)
