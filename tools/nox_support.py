@@ -47,12 +47,14 @@ def find_links() -> str:
 
 def show_all_pythons() -> None:
     """Let nox see every Python that pyenv has, not only the one that pyenv selected."""
-    if "PYENV_VERSION" in os.environ or not shutil.which("pyenv"):
+    if not shutil.which("pyenv"):
         return
     command = ["pyenv", "versions", "--bare"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if versions := answer.stdout.split():
-        os.environ["PYENV_VERSION"] = ":".join(versions)
+    # what pyenv selected stays first: a `uv` that it wraps comes with one version set
+    selected = os.environ.get("PYENV_VERSION", "").split(":")
+    if versions := [*filter(None, selected), *answer.stdout.split()]:
+        os.environ["PYENV_VERSION"] = ":".join(dict.fromkeys(versions))
 
 
 def missing_pythons(versions: Iterable[str]) -> list[str]:
