@@ -42,8 +42,8 @@ def plan_words(spec: PlanSpec, starts: Sequence[int], seq_lens: Sequence[int]) -
 def sas_plan(query_start_loc: Tensor, seq_lens: Tensor, out: Tensor, plans: Tensor) -> None:
     """Write every plan of the table; see the package function."""
     table = plans.tolist()
-    for index, row in enumerate(table):
-        _check_bounds(index, row, query_start_loc, seq_lens, out)
+    for index in range(len(table)):
+        _check_plan(index, table, query_start_loc, seq_lens, out)
     for row in table:
         starts_at, lens_at, out_at, rows = row[:4]
         target = out[out_at : out_at + PLAN_WORDS]
@@ -59,9 +59,10 @@ def sas_plan(query_start_loc: Tensor, seq_lens: Tensor, out: Tensor, plans: Tens
         target.copy_(torch.frombuffer(words, dtype=torch.int32))
 
 
-def _check_bounds(
-    index: int, row: list[int], query_start_loc: Tensor, seq_lens: Tensor, out: Tensor
+def _check_plan(
+    index: int, table: list[list[int]], query_start_loc: Tensor, seq_lens: Tensor, out: Tensor
 ) -> None:
+    row = table[index]
     starts_at, lens_at, out_at, rows = row[:4]
     for name, tensor, start, size in (
         ("query_start_loc", query_start_loc, starts_at, rows + 1),
@@ -73,8 +74,9 @@ def _check_bounds(
                 f"plan {index} needs words {start}..{start + size} of {name}, which holds "
                 f"{tensor.numel()}: fix the offsets or the row count of the plan"
             )
-    if row[13] >= index:
+    source = row[13]
+    if source >= 0 and (source >= index or table[source][13] >= 0):
         raise LayoutError(
-            f"plan {index} copies plan {row[13]}, which is not earlier: order the table so that "
-            "a plan copies one before it"
+            f"plan {index} copies plan {source}, which is not an earlier plan of its own: name the "
+            "first plan of equal inputs"
         )
