@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from attention_cases import batch_of, plan_of
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsacp.core import LayoutError
@@ -31,7 +32,7 @@ def mask(words, qsl, family="a2", heads=64, cores=8, rows=1, **kwargs):
 
 
 @pytest.mark.parametrize(("family", "heads", "cores", "qsl", "ends"), GOLDEN.values(), ids=GOLDEN)
-def test_published_plans_cover_everything(plan_of, family, heads, cores, qsl, ends):
+def test_published_plans_cover_everything(family, heads, cores, qsl, ends):
     words = plan_of(ends, family=family, paired=heads == 128, num_cores=cores)
     assert mask(words, qsl, family, heads, cores) == [True] * qsl[-1]
     total = qsl[-1] + 3
@@ -41,10 +42,8 @@ def test_published_plans_cover_everything(plan_of, family, heads, cores, qsl, en
 
 
 @given(data=st.data())
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
-def test_cores_left_out_leave_their_rows(plan_of, data):
+@settings(max_examples=60, deadline=None)
+def test_cores_left_out_leave_their_rows(data):
     """Decode random legal plans with some cores disabled, against loops over the ranges."""
     counts = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=5))
     family, heads = data.draw(st.sampled_from([("a2", 64), ("a5", 64), ("a5", 128)]))
@@ -67,7 +66,7 @@ def test_cores_left_out_leave_their_rows(plan_of, data):
     assert mask(words, qsl, family, heads, 16) == expected
 
 
-def test_core0_start_is_assumed_on_a2_and_read_on_a5(plan_of):
+def test_core0_start_is_assumed_on_a2_and_read_on_a5():
     ends = [(1, 0), (2, 0)]
     a2 = plan_of(ends, core0_start=(0, 2))
     a5 = plan_of(ends, core0_start=(0, 2), family="a5")
@@ -75,36 +74,36 @@ def test_core0_start_is_assumed_on_a2_and_read_on_a5(plan_of):
     assert mask(a5, [0, 3, 5], "a5") == [False, False, True, True, True]
 
 
-def test_plan_for_fewer_requests_loses_the_tail(plan_of):
+def test_plan_for_fewer_requests_loses_the_tail():
     """#16168's shape: a plan of 3 requests, a batch of 5."""
     words = plan_of([(1, 2), (3, 0)])
     assert mask(words, [0, 1, 5, 6, 7, 8]) == [True] * 6 + [False] * 2
 
 
-def test_plan_for_more_requests_covers_the_batch(plan_of):
+def test_plan_for_more_requests_covers_the_batch():
     assert mask(plan_of([(9, 0), (16, 0)]), [0, 2, 3]) == [True] * 3
 
 
-def test_fewer_cores_than_planned_lose_rows(plan_of):
+def test_fewer_cores_than_planned_lose_rows():
     words = plan_of([(0, 1), (0, 2), (1, 0)])
     assert mask(words, [0, 4], cores=2) == [True, True, False, False]
 
 
-def test_a_full_first_request_is_taken_by_a_later_s2_cursor(plan_of):
+def test_a_full_first_request_is_taken_by_a_later_s2_cursor():
     """A2 includes the end request when only the key cursors differ, and then all its rows."""
     words = plan_of([(1, 0), (2, 0)])
     words[8 + 4 : 8 + 7] = starts([1, 0, 1])
     assert mask(words, [0, 2, 4]) == [True] * 4
 
 
-def test_indexer_rows_are_four_tokens(plan_of):
+def test_indexer_rows_are_four_tokens():
     words = plan_of([(0, 1), (1, 0)])
     words[8] = 0
     assert mask(words, [0, 6, 7], rows=4) == [True] * 4 + [False] * 3
 
 
 @pytest.mark.parametrize(("family", "heads"), [("a2", 4), ("a5", 64), ("a5", 128)])
-def test_attention_keeps_the_poison_of_uncovered_rows(batch_of, plan_of, family, heads):
+def test_attention_keeps_the_poison_of_uncovered_rows(family, heads):
     shape = [(3, 9), (2, 0), (4, 30)]
     batch = batch_of(shape, ratio=4, topk=3, heads=heads, extra_tokens=2)
     ends = [(0, 2), (2, 1), (3, 0)]
@@ -126,7 +125,7 @@ def test_attention_keeps_the_poison_of_uncovered_rows(batch_of, plan_of, family,
     assert torch.equal(out[covered], full[covered])
 
 
-def test_attention_with_garbage_words_computes_nothing(batch_of):
+def test_attention_with_garbage_words_computes_nothing():
     batch = batch_of([(3, 9), (2, 5)])
     words = torch.full((1024,), 0x7FFFFFFF, dtype=torch.int32)
     out = sparse_attention(*batch.args(), **batch.options(), sas_metadata=words, num_cores=24)
@@ -149,7 +148,7 @@ def test_bad_plans_are_refused(family, heads, cores, size, message):
         covered_rows(words, starts([0, 1]), family, heads, cores)
 
 
-def test_mask_is_written_between_guards(plan_of):
+def test_mask_is_written_between_guards():
     store = torch.ones(9, dtype=torch.bool)
     store[2:7] = False
     covered_rows(plan_of([]), starts([0, 5]), "a2", 64, 8, out=store[2:7])

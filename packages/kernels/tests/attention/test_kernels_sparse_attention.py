@@ -2,16 +2,15 @@
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from attention_cases import batch_of, naive
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsacp.core import LayoutError, TokenShard
 from dsacp.kernels import local_metadata, sparse_attention
 
 MODES = {"window": (1, 0), "c4": (4, 3), "c128": (128, 0), "dense-c4": (4, 0)}
-relaxed = settings(
-    max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+relaxed = settings(max_examples=30, deadline=None)
 requests = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 40)), min_size=1, max_size=5)
 
 
@@ -39,13 +38,13 @@ EDGE_CASES = {
 
 
 @pytest.mark.parametrize(("shape", "ratio", "topk"), EDGE_CASES.values(), ids=EDGE_CASES)
-def test_edge_cases(batch_of, naive, shape, ratio, topk):
+def test_edge_cases(shape, ratio, topk):
     window = 128 if ratio == 128 else 6
     batch = batch_of(shape, ratio=ratio, topk=topk, window=window, extra_tokens=2)
     same(run(batch), naive(batch))
 
 
-def test_edge_values_by_hand(batch_of):
+def test_edge_values_by_hand():
     """One key and a sink: out = key0 * e^s / (e^s + e^sink)."""
     batch = batch_of([(1, 1)], heads=2)
     key = batch.kv[int(batch.block_table[0, 0]), 0, 0]
@@ -54,7 +53,7 @@ def test_edge_values_by_hand(batch_of):
     same(run(batch)[0], share[:, None] * key)
 
 
-def test_rows_before_the_cache_are_zero(batch_of):
+def test_rows_before_the_cache_are_zero():
     out = run(batch_of([(3, 2), (5, 0)], ratio=4, topk=2))
     assert out[0].eq(0).all()
     assert out[3:].eq(0).all()
@@ -62,7 +61,7 @@ def test_rows_before_the_cache_are_zero(batch_of):
 
 
 @pytest.mark.parametrize("sink", [float("-inf"), 1e4])
-def test_extreme_sinks(batch_of, naive, sink):
+def test_extreme_sinks(sink):
     batch = batch_of([(2, 9), (3, 0), (1, 30)], ratio=4, topk=3)
     batch = batch.with_(sinks=torch.full_like(batch.sinks, sink))
     out = run(batch)
@@ -76,7 +75,7 @@ def test_extreme_sinks(batch_of, naive, sink):
 @pytest.mark.parametrize("mode", MODES)
 @given(shape=requests, seed=st.integers(0, 99), right=st.sampled_from([0, 0, 2]))
 @relaxed
-def test_random_batches(batch_of, naive, mode, shape, seed, right):
+def test_random_batches(mode, shape, seed, right):
     ratio, topk = MODES[mode]
     if mode == "c128":
         shape = [(count, length * 9) for count, length in shape]
@@ -97,7 +96,7 @@ def test_random_batches(batch_of, naive, mode, shape, seed, right):
 @pytest.mark.parametrize("mode", MODES)
 @given(shape=requests, seed=st.integers(0, 99), tp=st.integers(1, 5))
 @relaxed
-def test_sharded_equals_unsharded(batch_of, mode, shape, seed, tp):
+def test_sharded_equals_unsharded(mode, shape, seed, tp):
     ratio, topk = MODES[mode]
     batch = batch_of(shape, ratio=ratio, topk=topk, seed=seed)
     whole = run(batch)
@@ -122,7 +121,7 @@ def test_sharded_equals_unsharded(batch_of, mode, shape, seed, tp):
         assert out[shard.real :].isnan().all()
 
 
-def test_listed_slots_replace_the_window(batch_of, naive):
+def test_listed_slots_replace_the_window():
     batch = batch_of([(3, 9), (2, 4), (2, 0)], extra_tokens=1)
     rows = [[5, 4, 7, -1, 6]] * 3 + [[0, 1, 2, 3, 4]] * 2 + [[1, 1, 1, 1, 1]] * 2 + [[-1] * 5]
     indices = torch.tensor(rows, dtype=torch.int32).view(8, 1, 5)
@@ -132,7 +131,7 @@ def test_listed_slots_replace_the_window(batch_of, naive):
     assert out[5:7].eq(0).all()
 
 
-def test_long_prefill_runs_in_chunks(batch_of, monkeypatch):
+def test_long_prefill_runs_in_chunks(monkeypatch):
     from dsacp.kernels.sparse_attention import reference
 
     batch = batch_of([(37, 40), (29, 29)], ratio=4, topk=3)
@@ -142,14 +141,14 @@ def test_long_prefill_runs_in_chunks(batch_of, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_narrow_dtypes(batch_of, naive, dtype):
+def test_narrow_dtypes(dtype):
     batch = batch_of([(3, 20), (2, 5)], ratio=4, topk=3, dtype=dtype)
     out = run(batch)
     assert out.dtype is dtype
     same(out, naive(batch), 1e-6 if dtype is torch.float32 else 2e-2)
 
 
-def test_out_is_written_in_place_between_guards(batch_of, naive):
+def test_out_is_written_in_place_between_guards():
     batch = batch_of([(2, 9), (1, 3)], extra_tokens=2)
     store = torch.full((9, *batch.q.shape[1:]), 777.0, dtype=torch.float64)
     out = store[2:7]
@@ -159,7 +158,7 @@ def test_out_is_written_in_place_between_guards(batch_of, naive):
     assert store[5:].eq(777).all()
 
 
-def test_absent_pages_are_absent_keys(batch_of):
+def test_absent_pages_are_absent_keys():
     """vLLM #43682: a table row of -1 pages must not reach another request's keys."""
     batch = batch_of([(1, 4), (1, 4)], block_size=4)
     batch.block_table[1] = -1
@@ -188,7 +187,7 @@ BAD = {
 
 
 @pytest.mark.parametrize(("change", "message"), BAD.values(), ids=BAD)
-def test_contradictions_never_touch_the_output(batch_of, change, message):
+def test_contradictions_never_touch_the_output(change, message):
     batch = change(batch_of([(2, 9), (1, 3)], ratio=4, topk=3))
     out = torch.full(batch.q.shape, 777.0, dtype=torch.float64)
     with pytest.raises(LayoutError, match=message):
@@ -196,13 +195,13 @@ def test_contradictions_never_touch_the_output(batch_of, change, message):
     assert out.eq(777).all()
 
 
-def test_output_of_another_shape_is_refused(batch_of):
+def test_output_of_another_shape_is_refused():
     batch = batch_of([(2, 9)])
     with pytest.raises(LayoutError, match="expected out like q"):
         run(batch, out=torch.empty(3, 4, 8, dtype=torch.float64))
 
 
-def test_op_schema_is_honest(batch_of):
+def test_op_schema_is_honest():
     """Tapes and guards trust mutates_args: nothing but ``out`` may change."""
     batch = batch_of([(2, 9), (1, 0)], ratio=4, topk=3)
     out = torch.empty_like(batch.q)

@@ -12,6 +12,8 @@ if not torch.cuda.is_available():
     # Read when a kernel module is imported, hence before any launch of this process.
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from attention_cases import batch_of, plan_of
+
 from dsacp.core import LayoutError
 from dsacp.kernels import (
     CompressorRows,
@@ -70,7 +72,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(("options", "shape"), CASES.values(), ids=CASES)
-def test_attention(batch_of, options, shape):
+def test_attention(options, shape):
     compare(batch_of(shape, dim=16, dtype=torch.float32, extra_tokens=2, **options))
 
 
@@ -78,24 +80,24 @@ def test_attention(batch_of, options, shape):
     ("dtype", "dim", "heads"),
     [(torch.bfloat16, 32, 4), (torch.float16, 16, 20), (torch.bfloat16, 512, 64)],
 )
-def test_attention_types_and_sizes(batch_of, dtype, dim, heads):
+def test_attention_types_and_sizes(dtype, dim, heads):
     compare(batch_of([(2, 9), (1, 30)], ratio=4, topk=3, dtype=dtype, dim=dim, heads=heads))
 
 
-def test_attention_reads_strided_queries(batch_of):
+def test_attention_reads_strided_queries():
     batch = batch_of([(2, 9), (1, 30)], dim=16, dtype=torch.float32)
     wide = torch.randn(3, 9, 16)
     compare(batch.with_(q=wide[:, ::2][:, :4]))
 
 
 @pytest.mark.parametrize("sink", [float("-inf"), 1e4])
-def test_attention_extreme_sinks(batch_of, sink):
+def test_attention_extreme_sinks(sink):
     batch = batch_of([(2, 9), (2, 0)], dim=16, dtype=torch.float32)
     found = compare(batch.with_(sinks=torch.full_like(batch.sinks, sink)))
     assert found.isfinite().all()
 
 
-def test_attention_listed_slots(batch_of):
+def test_attention_listed_slots():
     batch = batch_of([(3, 9), (2, 4), (2, 0)], dim=16, dtype=torch.float32, extra_tokens=1)
     rows = [[5, 4, 7, -1, 6]] * 3 + [[0, 1, 2, 3, 4]] * 2 + [[1] * 5] * 2 + [[-1] * 5]
     indices = torch.tensor(rows, dtype=torch.int32).view(8, 1, 5)
@@ -103,7 +105,7 @@ def test_attention_listed_slots(batch_of):
 
 
 @pytest.mark.parametrize(("family", "heads"), [("a2", 4), ("a5", 64), ("a5", 128)])
-def test_attention_honours_the_plan(batch_of, plan_of, family, heads):
+def test_attention_honours_the_plan(family, heads):
     batch = batch_of([(3, 9), (2, 0), (4, 30)], dim=16, heads=heads, dtype=torch.float32)
     words = plan_of([(0, 2), (2, 1), (3, 0)], family=family, paired=heads == 128)
     words[(2 if heads == 128 else 1) * (9 if family == "a5" else 8)] = 0
@@ -112,7 +114,7 @@ def test_attention_honours_the_plan(batch_of, plan_of, family, heads):
     assert found[6:].ne(777).all()
 
 
-def test_attention_refuses_what_it_cannot_run(batch_of):
+def test_attention_refuses_what_it_cannot_run():
     with pytest.raises(LayoutError, match="float64"):
         run(batch_of([(1, 3)], dim=16), "triton")
     with pytest.raises(LayoutError, match="power-of-two"):
@@ -121,7 +123,7 @@ def test_attention_refuses_what_it_cannot_run(batch_of):
 
 @pytest.mark.parametrize("family", ["a2", "a5"])
 @pytest.mark.parametrize("seed", range(6))
-def test_covered_rows(plan_of, family, seed):
+def test_covered_rows(family, seed):
     """Random words in the fields, legal or not: both decoders must agree word for word."""
     generator = torch.Generator().manual_seed(seed)
     words = torch.randint(0, 4, (1024,), generator=generator, dtype=torch.int32)

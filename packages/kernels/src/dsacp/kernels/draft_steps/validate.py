@@ -33,9 +33,9 @@ def check_steps(
 ) -> None:
     """Raise unless the counts describe steps of which the later have one token a request."""
     TokenShard(0, tp_size, tp_rank)
-    if not row_counts or len(row_counts) != len(token_counts) or min(row_counts) < 1:
+    if not row_counts or len(row_counts) != len(token_counts) or min(row_counts) < 0:
         raise LayoutError(
-            f"expected at least one step with one positive row count and one token count each, "
+            f"expected at least one step with one row count and one token count each, "
             f"found rows {list(row_counts)} and tokens {list(token_counts)}"
         )
     if token_counts[0] < 0 or list(row_counts[1:]) != list(token_counts[1:]):

@@ -1,0 +1,46 @@
+"""Every convention of draft metadata as a named batch; BASE is incident #16168's bucket."""
+
+from draft_oracle import DraftCase
+
+BASE = DraftCase([0, 4, 8, 12], [100, 57, 9], [0, 0, 0], [4, 16, 16], [16, 16, 16], tp=4)
+MIXED = DraftCase([0, 5, 6, 10], [5, 40, 20], [0, 0, 4], [4, 16], [16, 16], tp=4)
+TWO_GROUPS = BASE.with_(block_sizes=(16, 64), table_widths=(40, 9))
+SCENARIOS = {
+    "dummy_tokens_layout": BASE,
+    "requests_layout": BASE.with_(rows=[4, 4, 4], tokens=[16, 4, 4]),
+    "repeat_requests_layout": BASE.with_(rows=[4, 4, 4], tokens=[16, 4, 4], repeat=True),
+    "repeat_many": BASE.with_(rows=[9, 12], tokens=[16, 12], repeat=True, rank=3),
+    "dummy_mixed": MIXED,
+    "dummy_mixed_last_rank": MIXED.with_(rank=3),
+    "dummy_takes_the_rest": MIXED.with_(rows=[6, 16], pad_query_len=0),
+    "dummy_capped": MIXED.with_(rows=[9, 16], pad_query_len=5, rank=2),
+    "no_padding": BASE.with_(rows=[3, 3, 3], tokens=[12, 3, 3]),
+    "off_grid_tp": MIXED.with_(tp=3, rank=2, rows=[4, 16, 16], tokens=[16, 16, 16]),
+    "more_ranks_than_tokens": DraftCase([0, 1], [500], [0], [1, 1], [1, 1], tp=8, rank=0),
+    "rank_without_tokens": DraftCase([0, 1], [500], [0], [1, 1], [1, 1], tp=8, rank=7),
+    "rejected": BASE.with_(starts=[0, 4, 8, 12, 16], lens=[103] * 4, rejected=[0, 2, 3, 4]),
+    "non_causal": MIXED.with_(causal=False, rank=1),
+    "reset": BASE.with_(lens=[100, 99, 98], max_model_len=100, rank=0),
+    "saturate": BASE.with_(lens=[100, 99, 98], max_model_len=100, saturate=True),
+    "saturate_repeat": BASE.with_(lens=[99, 98, 97], max_model_len=98, saturate=True, repeat=True),
+    "zero_rows": DraftCase([0, 1, 2, 3, 4], [7, 0, 0, 0], [0] * 4, [4] * 4, [4] * 4, tp=2),
+    "empty_seats": DraftCase([0, 4, 8, 8, 8], [33, 90, 0, 0], [0, 1, 0, 0], [4, 4], [8, 4], tp=4),
+    "idle_rank": BASE.with_(starts=[0], lens=[], rejected=[]),
+    "idle_repeat": BASE.with_(starts=[0], lens=[], rejected=[], repeat=True, rank=2),
+    "idle_no_rows": DraftCase([0], [], [], [0, 0], [0, 0], tp=2),
+    "two_groups": TWO_GROUPS,
+    "three_block_sizes": BASE.with_(block_sizes=(16, 24, 128), table_widths=(64, 50, 2)),
+    "past_table": BASE.with_(table_widths=(4,), table_rows=3),
+    "later_bank": MIXED.with_(first_step=2),
+    "one_step": MIXED.with_(rows=[4], tokens=[16], first_step=3),
+    "two_rope_tables": TWO_GROUPS.with_(rope=((512, 8), (70, 5))),
+    "no_rope": TWO_GROUPS.with_(rope=()),
+    "absent_fields": TWO_GROUPS.with_(
+        absent=frozenset(
+            {(1, 0, "query_start_loc"), (1, 1, "positions"), (0, 2, "slot_mapping")}
+            | {(1, step, "start_pos") for step in range(3)}
+            | {(0, 1, "sin"), (0, 2, "cos")}
+        )
+    ),
+    "long_prefill": DraftCase([0, 131, 132], [131, 800], [0, 1], [3, 4], [200, 4], tp=8, rank=5),
+}
