@@ -4,14 +4,15 @@ from collections import Counter
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
+from dsacp.graph.mode import PlainDispatchMode
 from dsacp.graph.record import is_geometry_only, is_written, tensors_in
 
 _FREE = ("aten::empty", "aten::new_empty", "aten::lift")
 
 
-class LaunchCounter(TorchDispatchMode):
+class LaunchCounter(PlainDispatchMode):
     """Counts launches inside a ``with`` block.
 
     A custom op is one launch, whatever its reference does on the CPU; an aten op is one unless it

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsacp.core import HostSyncError
+from dsacp.graph.mode import PlainDispatchMode
 from dsacp.graph.record import Namer, tensors_in
 
 _WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -43,7 +43,7 @@ def describe(tensor: Tensor, name_of: Namer | None) -> str:
     return f"{label or 'a tensor'} ({dtype} {list(tensor.shape)})"
 
 
-class _SyncDispatchMode(TorchDispatchMode):
+class _SyncDispatchMode(PlainDispatchMode):
     def __init__(self, name_of: Namer | None, allow_async_copies: bool) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._name_of = name_of

@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import (
-    TorchDispatchMode,
     _get_current_dispatch_mode_stack,
 )
 
 from dsacp.core import LayoutError, StaleAddressError
+from dsacp.graph.mode import PlainDispatchMode
 from dsacp.graph.record import Namer, Recorder
 from dsacp.graph.replay import Step, bind_calls
 
 
-class CpuTape(TorchDispatchMode):
+class CpuTape(PlainDispatchMode):
     """Records the ops of a ``with`` block and repeats them as a device graph would.
 
     The tape owns the storages born inside it and refreshes them in place. Every other tensor is
