@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 LOAD_FORMAT = "dsacp_seeded"
 NOISE_VARIABLE = "DSACP_KIT_NOISE"
-DEFAULT_NOISE = 0.05
+DEFAULT_NOISE = 0.02
 """Scale of everything that blurs the drafter's view of the target (drafts agree about 60 %)."""
 
 _HEAD = "lm_head.weight"

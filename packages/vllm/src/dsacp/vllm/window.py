@@ -1,0 +1,116 @@
+"""The rank's slice of window metadata: which cache slots each of its tokens reads."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsacp.core import TokenShard
+from dsacp.drafting_cache import GroupMetadata
+
+
+@dataclass(frozen=True)
+class WindowKernels:
+    """vLLM's own launchers, so that the rows are computed as the stock builder computes them."""
+
+    token_to_req: Callable[..., Any]
+    indices_and_lens: Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class LocalWindow:
+    """Rows of one rank, views of persistent buffers; ``n`` = the rank's padded tokens.
+
+    Attributes:
+        shard: the rank's token range.
+        query_start_loc: int32 [R+1], local starts.
+        seq_lens: int32 [R], lengths that the rank's last token of each request sees.
+        token_to_req: int32 [n].
+        valid: bool [n], False on padding and masked tokens.
+        indices: int32 [n, 1, window], cache slots, -1 past the window's end.
+        lens: int32 [n].
+    """
+
+    shard: TokenShard
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    token_to_req: Tensor
+    valid: Tensor
+    indices: Tensor
+    lens: Tensor
+
+
+class WindowBank:
+    """Buffers of one draft step: written slots of all tokens, read slots of the rank's.
+
+    Args:
+        max_tokens: tokens of the step, a multiple of the tensor-parallel size.
+        tp_size: ranks that share them.
+        window: sliding window.
+        device: where the buffers live.
+    """
+
+    def __init__(self, max_tokens: int, tp_size: int, window: int, device: torch.device) -> None:
+        rows = max_tokens // tp_size
+        self.window = window
+        self.slots = torch.full((max_tokens,), -1, dtype=torch.int64, device=device)
+        self.token_to_req = torch.zeros(rows, dtype=torch.int32, device=device)
+        self.valid = torch.zeros(rows, dtype=torch.bool, device=device)
+        self.indices = torch.full((rows, 1, window), -1, dtype=torch.int32, device=device)
+        self.lens = torch.zeros(rows, dtype=torch.int32, device=device)
+
+    def write_slots(self, computed: Tensor, host: Tensor) -> Tensor:
+        """Copy the step's slots; where the host masks a token, its mask wins.
+
+        A token beyond max_model_len has slot -1 in the host and position 0 in its batch: the
+        position alone would name a real slot.
+        """
+        slots = self.slots[: computed.shape[0]]
+        slots.copy_(computed)
+        slots[: host.shape[0]].masked_fill_(host < 0, -1)
+        return slots
+
+    def build(
+        self,
+        kernels: WindowKernels,
+        group: GroupMetadata,
+        shard: TokenShard,
+        slots: Tensor,
+        block_size: int,
+        replay_start: Tensor,
+    ) -> LocalWindow:
+        """Compute the rank's rows in place; every launch is safe inside a capture."""
+        count = shard.per_rank
+        local = LocalWindow(
+            shard=shard,
+            query_start_loc=group.local_query_start_loc,
+            seq_lens=group.local_seq_lens,
+            token_to_req=self.token_to_req[:count],
+            valid=self.valid[:count],
+            indices=self.indices[:count],
+            lens=self.lens[:count],
+        )
+        torch.ge(slots[shard.start : shard.end], 0, out=local.valid)
+        if not count:
+            return local
+        kernels.token_to_req(local.query_start_loc, self.token_to_req, count, count)
+        kernels.indices_and_lens(
+            local.indices,
+            local.lens,
+            self.window,
+            self.window,
+            local.lens,
+            local.lens,
+            local.query_start_loc,
+            local.seq_lens,
+            local.token_to_req,
+            local.valid,
+            group.block_table,
+            block_size,
+            replay_start,
+            num_tokens=count,
+            token_offset=0,
+        )
+        return local
