@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NoReturn
 
 import nox
 
@@ -25,6 +26,7 @@ class Run:
 
     sessions: set[str] = field(default_factory=set)
     reports: list[Path] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
 
 
 RUN = Run()
@@ -102,6 +104,12 @@ def _own_test_group(package: str) -> tuple[str, ...]:
     return nox.project.dependency_groups(project, "test")
 
 
+def skip(session: nox.Session, reason: str) -> NoReturn:
+    """Leave a session out, and let ``summarise`` say why."""
+    RUN.skipped[session.name] = reason
+    session.skip(reason)
+
+
 def pytest(session: nox.Session, *args: str, success_codes: Iterable[int] = (0,)) -> None:
     """Run pytest and keep its report for ``summarise``; to collect nothing is a failure."""
     report = REPORTS / f"{session.name}.xml"
@@ -122,6 +130,8 @@ def summarise(session: nox.Session, pythons: Iterable[str]) -> None:
     skipped = Counter(f"{name}: {why}" for name, outcome, why in cases if outcome == "skipped")
     for reason, count in sorted(skipped.items()):
         session.log(f"{count} skipped in {reason}")
+    for name, reason in RUN.skipped.items():
+        session.log(f"skipped: {name}, because {reason}")
     for version in missing_pythons(pythons):
         session.log(f"no Python {version} on this machine: its sessions were skipped")
     for name, purpose in _sessions_left_out():
@@ -145,7 +155,8 @@ OUTCOMES = ("failure", "error", "skipped")
 
 def _sessions_left_out() -> list[tuple[str, str]]:
     # a name is "tests(core)" or, with several Pythons, "matrix-3.12(2.15.0)"
-    started = {re.sub(r"(-\d[\d.]*)?(\(.*)?$", "", name) for name in RUN.sessions} | {"summary"}
+    names = {*RUN.sessions, *RUN.skipped}
+    started = {re.sub(r"(-\d[\d.]*)?(\(.*)?$", "", name) for name in names} | {"summary"}
     return [
         (name, (function.__doc__ or "").strip().splitlines()[0])
         for name, function in nox.registry.get().items()
