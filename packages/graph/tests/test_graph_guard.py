@@ -13,6 +13,7 @@ from torch import Tensor
 from dsacp.core import (
     AliasError,
     BufferRegion,
+    CapacityError,
     LayoutError,
     PaddingError,
     StaleAddressError,
@@ -114,6 +115,19 @@ def test_shared_inputs_belong_to_no_step() -> None:
     GraphGuard([region], [arena]).watch(steps)
     with pytest.raises(AliasError, match="step 1"):
         GraphGuard([region], [arena], inputs=()).watch(steps)
+    prefixed = BufferRegion("eager.rank0.staging", 0, "inputs", arena.data_ptr(), 16)
+    guard = GraphGuard([prefixed], [arena])
+    guard.watch(steps)
+    guard.poison()
+    guard.check_fresh(steps)
+    assert arena.tolist() == [0] * 4, "inputs are not poisoned"
+
+
+def test_view_that_reaches_past_its_buffer_is_refused(toy: Any) -> None:
+    """vllm-ascend #16168: Shape [16] vs [6] (B.3 20)."""
+    start, _ = toy.offsets["swa", 1, "seq_lens"]
+    with pytest.raises(CapacityError, match="needs 64 bytes.*swa/step1/seq_lens ends 20 bytes on"):
+        toy.guard().watch({"seq_lens": toy.arena[start : start + 16]})
 
 
 def test_isolation_allows_shared_tables_and_sees_partial_overlap() -> None:

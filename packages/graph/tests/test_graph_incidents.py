@@ -168,7 +168,7 @@ def test_rows_limit_what_must_be_fresh(toy: Any) -> None:
     guard = toy.guard()
     guard.poison()
     toy.field("swa", 0, "seq_lens")[:3] = 1
-    metadata = {"lens": toy.field("swa", 0, "seq_lens")}
+    metadata = {"lens": toy.field("swa", 0, "seq_lens"), "banks": toy.field("swa", 1, "seq_lens")}
     guard.check_fresh(metadata, rows={"seq_lens": 3})
     with pytest.raises(StaleValueError, match="entry 3 .2147483647."):
         guard.check_fresh(metadata)

@@ -18,33 +18,34 @@ def byte_range(tensor: Tensor) -> tuple[int, int]:
     return start, start + (reach + 1) * tensor.element_size()
 
 
-def check_ownership(
-    found: Found, region: BufferRegion | None, groups: Mapping[str, frozenset[str]]
-) -> None:
+def short_group(region: BufferRegion) -> str:
+    """Return the group's own name; owners of several builders put ``owner.`` before it."""
+    return region.group.rpartition(".")[2]
+
+
+def check_ownership(found: Found, region: BufferRegion) -> None:
     """Raise unless a step's tensor lies inside a buffer of its own step and group.
 
     Raises:
         AliasError: the buffer is another step's or group's.
         CapacityError: the tensor reaches past the buffer's end.
     """
-    if region is None or region.group in groups["inputs"]:
-        return
     start, end = byte_range(found.tensor)
+    where = f"found it in {region.label} at {start:#x}"
+    if found.step is not None and found.step != region.step:
+        raise AliasError(
+            f"expected {found.path} in a buffer of step {found.step}, {where}: give each draft "
+            "step its own buffers"
+        )
+    if found.group is not None and found.group != short_group(region):
+        raise AliasError(
+            f"expected {found.path} in a buffer of group {found.group!r}, {where}: give each KV "
+            "group its own buffers"
+        )
     if end > region.address + region.nbytes:
         raise CapacityError(
             f"{found.path} needs {end - start} bytes at {start:#x}, its buffer {region.label} ends "
             f"{region.address + region.nbytes - start} bytes on: raise the capacity"
-        )
-    if found.step is not None and found.step != region.step:
-        raise AliasError(
-            f"expected {found.path} in a buffer of step {found.step}, found it in {region.label} "
-            f"at {found.tensor.data_ptr():#x}: give each draft step its own buffers"
-        )
-    named = [key for key in found.keys if key in groups["owned"]]
-    if named and named[-1] != region.group:
-        raise AliasError(
-            f"expected {found.path} in a buffer of group {named[-1]!r}, found it in {region.label} "
-            f"at {found.tensor.data_ptr():#x}: give each KV group its own buffers"
         )
 
 

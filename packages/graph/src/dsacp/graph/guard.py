@@ -11,11 +11,11 @@ from dsacp.core import (
     StaleAddressError,
     check_disjoint,
 )
-from dsacp.graph.alias import check_isolated, check_ownership
+from dsacp.graph.alias import check_isolated, check_ownership, short_group
 from dsacp.graph.values import check_fresh, check_padding
-from dsacp.graph.walk import walk
+from dsacp.graph.walk import Found, walk
 from dsacp.graph.watched import Watched, check_alive, check_same
-from dsacp.graph.words import Arena, check_guards, fill_guards, poison
+from dsacp.graph.words import POISON_WORD, Arena, check_guards, fill_guards
 
 
 class GraphGuard:
@@ -26,7 +26,8 @@ class GraphGuard:
         arenas: the storages that hold the regions, held weakly. Without them addresses are
             watched, but guard words and poison are not available.
         generation: the buffers' generation; a graph refuses to replay once it changed.
-        inputs: groups whose regions every step may read, so that no step owns them.
+        inputs: groups (by the part after the last dot) whose regions every step may read: no step
+            owns them, and ``poison`` spares them.
 
     Raises:
         AliasError: two regions share a byte (I5).
@@ -93,7 +94,7 @@ class GraphGuard:
             CapacityError: a tensor reaches past its buffer's end (I3).
         """
         for found in walk(metadata, label):
-            check_ownership(found, self.region_at(found.tensor.data_ptr()), self._groups())
+            self._check_owner(found)
             self._watched[found.path] = Watched.of(found.tensor)
 
     def check(self, metadata: object | None = None, label: str = "metadata") -> None:
@@ -123,20 +124,28 @@ class GraphGuard:
             check_guards(arena)
 
     def poison(self) -> None:
-        """Overwrite every region with poison, so that what is not rewritten shows (I2)."""
+        """Overwrite every region but inputs with poison: what is not rewritten shows (I2)."""
         for arena in self._arenas:
-            poison(arena)
+            for region in arena.regions:
+                if not self._is_input(region):
+                    arena.data(region).fill_(POISON_WORD)
 
-    def check_fresh(self, metadata: object, rows: Mapping[str, int] | None = None) -> None:
+    def check_fresh(
+        self,
+        metadata: object,
+        rows: Mapping[str, int] | None = None,
+        skip: Collection[str] = ("banks",),
+    ) -> None:
         """Raise ``StaleValueError`` if a guarded tensor of ``metadata`` still holds poison (I2).
 
         Args:
             metadata: what was built since ``poison``.
             rows: leading rows to look at, by field name; all rows of other fields.
+            skip: attributes that hold whole buffers beside the rows of this batch.
         """
-        for found in walk(metadata, "metadata"):
+        for found in walk(metadata, "metadata", skip):
             region = self.region_at(found.tensor.data_ptr())
-            if region is not None:
+            if region is not None and not self._is_input(region):
                 limit = None if rows is None else rows.get(region.field)
                 check_fresh(region.label, found.tensor[:limit])
 
@@ -162,14 +171,18 @@ class GraphGuard:
         """
         check_isolated(owners, shared, self.label_of)
 
-    def _groups(self) -> Mapping[str, frozenset[str]]:
-        names = frozenset(region.group for region in self.regions)
-        return {"owned": names - self._inputs, "inputs": self._inputs}
+    def _check_owner(self, found: Found) -> None:
+        region = self.region_at(found.tensor.data_ptr())
+        if region is not None and not self._is_input(region):
+            check_ownership(found, region)
+
+    def _is_input(self, region: BufferRegion) -> bool:
+        return short_group(region) in self._inputs
 
     def _check_metadata(self, metadata: object, label: str) -> None:
         found = {item.path: item for item in walk(metadata, label)}
         for path, item in found.items():
-            check_ownership(item, self.region_at(item.tensor.data_ptr()), self._groups())
+            self._check_owner(item)
             check_same(path, self._watched.get(path), item.tensor, self.label_of)
         prefix = tuple(f"{label}{mark}" for mark in (".", "["))
         for path in self._watched:

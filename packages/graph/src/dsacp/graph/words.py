@@ -108,9 +108,3 @@ def check_guards(arena: Arena) -> None:
         f"{region.address:#x}), found {int(words[wrong[0]]):#x} {where}, {wrong.numel()} words "
         "overwritten in all: a write past the buffer's end; raise its capacity or fix the kernel"
     )
-
-
-def poison(arena: Arena) -> None:
-    """Overwrite every region with ``POISON_WORD``, guards excepted."""
-    for region in arena.regions:
-        arena.data(region).fill_(POISON_WORD)
