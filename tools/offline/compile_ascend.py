@@ -1,0 +1,65 @@
+"""Compile every kernel to HIVM for Ascend NPUs, and hold its scalar loops to a budget.
+
+Run: python tools/offline/compile_ascend.py [--update] [arch ...]
+The budget in `hivm_budget.json` may only fall; `--update` lowers it to what was counted.
+This proves that kernels compile, not that they run: no NPU and no CANN is involved.
+"""
+
+import json
+import multiprocessing
+import sys
+from pathlib import Path
+
+from ascend import Hivm, compile_launch
+from cases import CASES
+from launches import record
+
+ARCHS = ("Ascend910B3", "Ascend910_9391")
+BUDGET = Path(__file__).with_name("hivm_budget.json")
+
+
+def _compile(case: str, index: int, arch: str) -> Hivm:
+    return compile_launch(record(CASES[case])[index], arch)
+
+
+def isolated(case: str, index: int, arch: str) -> Hivm:
+    """Compile in a process of its own: an assertion of MLIR ends the whole interpreter."""
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        try:
+            return pool.apply_async(_compile, (case, index, arch)).get(timeout=120)
+        except multiprocessing.TimeoutError:
+            return Hivm("none", "the compiler process died or hung")
+
+
+def main() -> int:
+    """Print a line a kernel and architecture; return 1 if one fails or exceeds its budget."""
+    archs = [argument for argument in sys.argv[1:] if argument != "--update"] or list(ARCHS)
+    budget: dict[str, int] = json.loads(BUDGET.read_text()) if BUDGET.exists() else {}
+    counted: dict[str, int] = {}
+    failures = 0
+    for case, call in CASES.items():
+        for index, launch in enumerate(record(call)):
+            label = f"{case}/{index}/{launch.name}"
+            for arch in archs:
+                result = isolated(case, index, arch)
+                counted[label] = max(counted.get(label, 0), result.scalar_loops)
+                allowed = budget.get(label)
+                over = allowed is None or result.scalar_loops > allowed
+                bad = result.stage != "hivm" or result.inline_asm
+                bad |= over and "--update" not in sys.argv
+                failures += bad
+                print(
+                    f"{'FAIL' if bad else 'ok  '} {arch} {label}: {result.stage}, "
+                    f"{result.scalar_loops} scalar loops (budget {allowed}), "
+                    f"{result.scalar_loads} scalar loads {result.error[-400:]}",
+                    flush=True,
+                )
+    if "--update" in sys.argv and not failures:
+        lowered = {k: min(v, budget.get(k, v)) for k, v in sorted(counted.items())}
+        BUDGET.write_text(json.dumps(lowered, indent=1) + "\n")
+    print(f"{len(counted) * len(archs) - failures} passed, {failures} failed")
+    return min(failures, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

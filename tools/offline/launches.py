@@ -1,0 +1,79 @@
+"""Record what Triton launchers would launch, on a machine that cannot run them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from triton.runtime.jit import JITFunction
+
+from dsacp.kernels import Kernel
+
+POINTERS = {
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.float32: "*fp32",
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.bool: "*i1",
+}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One compilation: a kernel, the types of its arguments, and its compile-time constants."""
+
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The kernel's own name, without the underscore that keeps it private."""
+        return str(self.kernel.fn.__name__).removeprefix("_").removesuffix("_kernel")
+
+
+def record(call: Callable[[], object]) -> list[Launch]:
+    """Run ``call`` with every kernel forced to Triton and every launch recorded, not run."""
+    launches: list[Launch] = []
+
+    def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        launches.append(_launch(kernel, args, kwargs))
+
+    with patch.object(JITFunction, "run", run), _forced_triton():
+        call()
+    return launches
+
+
+@contextmanager
+def _forced_triton() -> Iterator[None]:
+    select = Kernel.select
+
+    def forced(kernel: Kernel, device: torch.device, _: str = "auto") -> Callable[..., None]:
+        return select(kernel, device, "reference" if kernel.triton is None else "triton")
+
+    with patch.object(Kernel, "select", forced):
+        yield
+
+
+def _launch(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launch:
+    names = kernel.arg_names
+    values = dict(zip(names, args, strict=False))
+    values |= {name: value for name, value in kwargs.items() if name in names}
+    options = {n: v for n, v in kwargs.items() if n not in names and n.startswith("num_")}
+    constants = {p.name: values[p.name] for p in kernel.params if p.is_constexpr}
+    signature = {name: _type_of(value) for name, value in values.items() if name not in constants}
+    return Launch(kernel, signature, constants, options)
+
+
+def _type_of(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return POINTERS[value.dtype]
+    if isinstance(value, bool):
+        return "i1"
+    if isinstance(value, int):
+        return "i32" if -(2**31) <= value < 2**31 else "i64"
+    return "fp32"
