@@ -128,11 +128,10 @@ def no_prefill_chunk(*_args: Any, **_kwargs: Any) -> None:
 
 def install_builder_kernels() -> None:
     """Put the torch versions where the builders look their kernels up; idempotent."""
-    import vllm.models.deepseek_v4.sparse_mla as sparse_mla
-    import vllm.v1.attention.backends.mla.compressor_utils as compressor_utils
-    import vllm.v1.attention.backends.mla.indexer as indexer
-    import vllm.v1.attention.backends.mla.sparse_swa as swa
-    import vllm.v1.attention.ops.metadata as metadata
+    from vllm.models.deepseek_v4 import sparse_mla
+    from vllm.v1.attention.backends.mla import compressor_utils, indexer
+    from vllm.v1.attention.backends.mla import sparse_swa as swa
+    from vllm.v1.attention.ops import metadata
 
     swa._COMPUTE_SWA_INDICES_AND_LENS_KERNEL = swa_indices_and_lens
     swa._COMPUTE_PREFILL_METADATA_KERNEL = prefill_gather_lens

@@ -35,8 +35,8 @@ class CpuPredictorLayer(nn.Module):
         self.enorm = RMSNorm(size, eps=self.eps)
         self.hnorm = RMSNorm(size, eps=self.eps)
         quant = vllm_config.quant_config
-        for name in ("e_proj", "h_proj"):
-            linear = ReplicatedLinear(
+        self.e_proj, self.h_proj = (
+            ReplicatedLinear(
                 size,
                 size,
                 bias=False,
@@ -44,7 +44,8 @@ class CpuPredictorLayer(nn.Module):
                 quant_config=quant,
                 prefix=f"{prefix}.{name}",
             )
-            self.add_module(name, linear)
+            for name in ("e_proj", "h_proj")
+        )
         self.hc_head_fn = _float_parameter(self.streams, self.streams * size)
         self.hc_head_base = _float_parameter(self.streams)
         self.hc_head_scale = _float_parameter(1)
@@ -63,7 +64,8 @@ class CpuPredictorLayer(nn.Module):
         out, residual, post, comb = self.mtp_block(x=mixed, positions=positions, input_ids=None)
         if post is not None:
             out = self.mtp_block.hc_post(out, residual, post, comb)
-        return out.flatten(1)
+        flat: Tensor = out.flatten(1)
+        return flat
 
     def hidden(self, streams: Tensor) -> Tensor:
         """Collapse streams [T, M*D] to the normalised hidden state [T, D] of the shared head."""

@@ -8,7 +8,7 @@ logger = logging.getLogger("vllm.dsacp.cpu_kit")
 
 
 def register() -> None:
-    """Add what vLLM's CPU build lacks for DeepSeek-V4 with MTP; does nothing with an accelerator."""
+    """Add what vLLM's CPU build lacks for DeepSeek-V4 with MTP; nothing with an accelerator."""
     if _DONE:
         return
     from vllm.platforms import current_platform
@@ -29,8 +29,6 @@ def register() -> None:
     if not HAS_TRITON:
         install_builder_kernels()
     keys = install_tile_keys()
-    ModelRegistry.register_model(
-        "DeepSeekV4MTPModel", "dsacp.vllm_cpu_kit.mtp:CpuDeepSeekV4MTP"
-    )
+    ModelRegistry.register_model("DeepSeekV4MTPModel", "dsacp.vllm_cpu_kit.mtp:CpuDeepSeekV4MTP")
     register_loader()
     logger.info("dsacp CPU kit: %d torch operators, layer kinds added: %s", len(ops), keys)

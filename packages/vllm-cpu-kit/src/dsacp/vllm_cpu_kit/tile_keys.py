@@ -8,7 +8,7 @@ def missing_tile_keys(builder_cls: Any) -> tuple[str, ...]:
 
     Empty once upstream returns them all; then this workaround does nothing.
     """
-    import vllm.v1.attention.backends.mla.sparse_swa as swa
+    from vllm.v1.attention.backends.mla import sparse_swa as swa
 
     wanted = {value for name, value in vars(swa).items() if name.startswith("_LAYER_TYPE_")}
     found = builder_cls.build_tile_scheduler(None, 0)

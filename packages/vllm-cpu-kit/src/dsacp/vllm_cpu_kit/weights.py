@@ -65,21 +65,23 @@ def _shard(name: str, local: Tensor, dim: int, parts: list[int], rank: int, size
 
 def _layout(module: nn.Module, name: str, local: Tensor) -> tuple[int, list[int], int]:
     """Return (sharded dimension, local lengths of its packed parts, shard count)."""
-    size = int(getattr(module, "tp_size", 1) or 1)
+    layer: Any = module
+    size = int(getattr(layer, "tp_size", 1) or 1)
+    dim, parts = 0, None
+    kind = {base.__name__ for base in type(layer).__mro__}
     if name == "attn_sink":
-        return 0, [local.shape[0]], module.n_heads // module.n_local_heads  # type: ignore[operator]
-    if name == "w13_weight":
-        return 1, [local.shape[1] // 2] * 2, module.moe_config.moe_parallel_config.tp_size  # type: ignore[union-attr]
-    if name == "w2_weight":
-        return 2, [local.shape[2]], module.moe_config.moe_parallel_config.tp_size  # type: ignore[union-attr]
-    kind = {base.__name__ for base in type(module).__mro__}
-    if "RowParallelLinear" in kind:
-        return 1, [local.shape[1]], size
-    if "ColumnParallelLinear" in kind:
-        return 0, list(module.output_partition_sizes), size  # type: ignore[arg-type]
-    if "VocabParallelEmbedding" in kind:
-        return 0, [local.shape[0]], size
-    return 0, [local.shape[0]], 1
+        size = layer.n_heads // layer.n_local_heads
+    elif name in ("w13_weight", "w2_weight"):
+        size = layer.moe_config.moe_parallel_config.tp_size
+        dim = 1 if name == "w13_weight" else 2
+        parts = [local.shape[1] // 2] * 2 if name == "w13_weight" else None
+    elif "RowParallelLinear" in kind:
+        dim = 1
+    elif "ColumnParallelLinear" in kind:
+        parts = list(layer.output_partition_sizes)
+    elif "VocabParallelEmbedding" not in kind:
+        size = 1
+    return dim, parts or [local.shape[dim]], size
 
 
 def canonical_name(name: str) -> str:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def _all_to_all(blocks: Tensor, group: Any) -> Tensor:
-    """Exchange ``blocks`` [tp, ...]: block i goes to rank i, the result's block j is from rank j."""
+    """Exchange ``blocks`` [tp, ...]: block i goes to rank i, block j of the result is rank j's."""
     received = torch.empty_like(blocks)
     dist.all_to_all_single(received, blocks, group=group)
     return received

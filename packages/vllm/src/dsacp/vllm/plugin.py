@@ -33,14 +33,15 @@ def vllm_version() -> str:
 
 def missing_hooks() -> list[Blocker]:
     """Check every signature and field that we stand on against the installed vLLM."""
+    from dsacp.vllm.field_map import FROM_BUILDER, FROM_STOCK
     from vllm.v1.attention.backend import CommonAttentionMetadata
     from vllm.v1.attention.backends.mla import sparse_swa as swa
 
-    from dsacp.vllm.field_map import FROM_BUILDER, FROM_STOCK
-
     stock = swa.DeepseekSparseSWABackend.get_builder_cls()
-    common = ("query_start_loc", "seq_lens", "num_reqs", "num_actual_tokens")
-    common += ("block_table_tensor", "slot_mapping", "_token_to_req_indices_cache")
+    common = [
+        *("query_start_loc", "seq_lens", "num_reqs", "num_actual_tokens", "block_table_tensor"),
+        *("slot_mapping", "_token_to_req_indices_cache", "_num_computed_tokens_cache"),
+    ]
     return [
         *check_hooks(stock_hooks(stock, swa.DeepseekV4SWACache)),
         *check_fields(swa.DeepseekSparseSWAMetadata, [*FROM_BUILDER, *FROM_STOCK]),
@@ -78,13 +79,13 @@ def _hook_cache(swa: Any) -> None:
     stock_init = swa.DeepseekV4SWACache.__init__
 
     @wraps(stock_init)
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
         stock_init(self, *args, **kwargs)
         from vllm.config import get_current_vllm_config
 
         adopt(self, get_current_vllm_config(), swa)
 
-    swa.DeepseekV4SWACache.__init__ = __init__
+    swa.DeepseekV4SWACache.__init__ = init
 
 
 def adopt(cache_layer: Any, vllm_config: Any, swa: Any) -> bool:
@@ -115,15 +116,16 @@ def _shard_attention() -> None:
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
-        stand_aside([
-            Blocker(
-                f"no token-sharded attention for {current_platform.device_type}",
-                "metadata is ours and attention stays head-sharded; tokens are the same",
-            )
-        ])
+        stand_aside(
+            [
+                Blocker(
+                    f"no token-sharded attention for {current_platform.device_type}",
+                    "metadata is ours and attention stays head-sharded; tokens are the same",
+                )
+            ]
+        )
         return
-    from vllm.models.deepseek_v4.cpu.cpu_sparse import DeepseekV4CPUAttention
-
     from dsacp.vllm.attention import install_sharded_attention
+    from vllm.models.deepseek_v4.cpu.cpu_sparse import DeepseekV4CPUAttention
 
     install_sharded_attention(DeepseekV4CPUAttention, is_draft_layer)

@@ -64,7 +64,8 @@ def install_recorder() -> bool:
     def recorder() -> TraceRecorder:
         # opened by the process that schedules, not by every process that loads the plug-in
         if "open" not in state:
-            state["open"] = TraceRecorder(Path(target).open("w", encoding="utf-8"))
+            stream = Path(target).open("w", encoding="utf-8")  # noqa: SIM115 - lives with the process
+            state["open"] = TraceRecorder(stream)
         return state["open"]
 
     @wraps(stock_add)

@@ -77,7 +77,6 @@ class WindowBank:
         kernels: WindowKernels,
         group: GroupMetadata,
         shard: TokenShard,
-        slots: Tensor,
         block_size: int,
         replay_start: Tensor,
     ) -> LocalWindow:
@@ -92,7 +91,7 @@ class WindowBank:
             indices=self.indices[:count],
             lens=self.lens[:count],
         )
-        torch.ge(slots[shard.start : shard.end], 0, out=local.valid)
+        torch.ge(self.slots[shard.start : shard.end], 0, out=local.valid)
         if not count:
             return local
         kernels.token_to_req(local.query_start_loc, self.token_to_req, count, count)

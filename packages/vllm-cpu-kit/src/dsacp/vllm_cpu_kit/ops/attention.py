@@ -65,12 +65,16 @@ def flash_mla_with_kvcache_cpu(
         keys = keys.double()
         scores = torch.einsum("thd,tkd->thk", q[part].double(), keys) * scale
         scores = scores.masked_fill(~valid.unsqueeze(1), float("-inf"))
-        logits = torch.cat((scores, sink[: q.shape[1]].double().expand(len(keys), -1)[..., None]), -1)
+        logits = torch.cat(
+            (scores, sink[: q.shape[1]].double().expand(len(keys), -1).unsqueeze(-1)), -1
+        )
         weights = torch.softmax(logits, dim=-1)[..., :-1]
         weights = torch.where(valid.any(-1)[:, None, None], weights, torch.zeros(()).double())
         out[part, : q.shape[1]] = torch.einsum("thk,tkd->thd", weights, keys).to(out.dtype)
 
 
-def inverse_gptj_rope_o_proj_cpu(o: Tensor, positions: Tensor, cos_sin: Tensor, _dim: int) -> Tensor:
+def inverse_gptj_rope_o_proj_cpu(
+    o: Tensor, positions: Tensor, cos_sin: Tensor, _dim: int
+) -> Tensor:
     """Undo the query's rotation on attention outputs [T, H, 512]; float32 out."""
     return rotate_tail(o, positions, cos_sin, inverse=True)

@@ -1,0 +1,201 @@
+"""Runs the real engine on the tiny model, one forked process a scenario.
+
+The parent imports vLLM once; every engine starts from that image and leaves nothing behind.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsacp.vllm.report import GUARD_VARIABLE, REPORT_VARIABLE, read_reports
+
+PROMPT_LENGTHS = (5, 70, 150, 300, 17, 33)
+"""Below and above the window of 64, and not multiples of anything."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One engine and what it is asked.
+
+    Attributes:
+        draft_tokens: K of MTP, 0 for none.
+        dsacp: whether the plug-in acts.
+        tp: tensor-parallel size.
+        v2: vLLM's V2 model runner (needs Triton or its interpreter).
+        prompts: prompt lengths; token ids are drawn from ``seed``.
+        max_tokens: tokens to generate a request.
+        guard: whether our builders check themselves after every build.
+        options: further keyword arguments of ``vllm.LLM``.
+        environment: further environment variables.
+    """
+
+    draft_tokens: int = 0
+    dsacp: bool = False
+    tp: int = 1
+    v2: bool = False
+    prompts: Sequence[int] = PROMPT_LENGTHS
+    max_tokens: int = 40
+    seed: int = 0
+    guard: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an engine answered.
+
+    Attributes:
+        tokens: generated ids a request.
+        drafts: draft rounds.
+        accepted: accepted draft tokens by position.
+        reports: what each of our builders did, from every process.
+        start_s: seconds to a ready engine.
+        generate_s: seconds to all answers.
+    """
+
+    tokens: list[list[int]]
+    drafts: int
+    accepted: list[int]
+    reports: list[dict[str, Any]]
+    start_s: float
+    generate_s: float
+
+    @property
+    def violations(self) -> list[str]:
+        """Everything that the guard objected to."""
+        return [line for report in self.reports for line in report["violations"]]
+
+    def calls(self) -> dict[str, int]:
+        """Sum our builders' calls over processes and instances."""
+        total: dict[str, int] = {}
+        for report in self.reports:
+            for name, count in report["calls"].items():
+                total[name] = total.get(name, 0) + count
+        return total
+
+
+def environment(scenario: Scenario, reports: Path) -> dict[str, str]:
+    """Return the variables that a CPU engine of this scenario needs."""
+    values = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind"
+        if scenario.tp == 1
+        else "|".join(str(index % (os.cpu_count() or 1)) for index in range(scenario.tp)),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if scenario.tp == 1 else "1",
+        "VLLM_USE_V2_MODEL_RUNNER": "1" if scenario.v2 else "0",
+        "VLLM_WORKER_MULTIPROC_METHOD": "fork",
+        "VLLM_NO_USAGE_STATS": "1",
+        REPORT_VARIABLE: str(reports),
+        GUARD_VARIABLE: "1" if scenario.guard else "0",
+    }
+    return {**values, **scenario.environment}
+
+
+def make_prompts(scenario: Scenario, vocab: int) -> list[dict[str, list[int]]]:
+    """Draw the prompts' token ids, special ids left out."""
+    draw = random.Random(scenario.seed)
+    return [
+        {"prompt_token_ids": [draw.randrange(3, vocab) for _ in range(length)]}
+        for length in scenario.prompts
+    ]
+
+
+def engine_options(scenario: Scenario, model: Path) -> dict[str, Any]:
+    """Return the keyword arguments of ``vllm.LLM``."""
+    options: dict[str, Any] = {
+        "model": str(model),
+        "skip_tokenizer_init": True,
+        "load_format": "dsacp_seeded",
+        "dtype": "bfloat16",
+        "enforce_eager": True,
+        "max_model_len": 512,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 512,
+        "enable_prefix_caching": False,
+        "disable_log_stats": False,
+        "tensor_parallel_size": scenario.tp,
+        "additional_config": {"enable_dsa_cp": scenario.dsacp},
+    }
+    if scenario.draft_tokens:
+        options["speculative_config"] = {
+            "method": "mtp",
+            "num_speculative_tokens": scenario.draft_tokens,
+        }
+    return {**options, **scenario.options}
+
+
+def answer(scenario: Scenario, folder: Path) -> Outcome:
+    """Start the engine in this process, generate greedily, and collect what happened."""
+    reports = folder / "reports"
+    os.environ.update(environment(scenario, reports))
+    from dsacp.vllm_cpu_kit import VOCAB, write_model
+    from vllm import LLM, SamplingParams
+
+    start = time.monotonic()
+    llm = LLM(**engine_options(scenario, write_model(folder / "model", tokenizer=False)))
+    ready = time.monotonic()
+    sampling = SamplingParams(
+        temperature=0, max_tokens=scenario.max_tokens, ignore_eos=True, detokenize=False
+    )
+    outputs = llm.generate(make_prompts(scenario, VOCAB), sampling, use_tqdm=False)
+    done = time.monotonic()
+    metrics = {metric.name: metric for metric in llm.get_metrics()}
+    drafts = metrics.get("vllm:spec_decode_num_drafts")
+    accepted = metrics.get("vllm:spec_decode_num_accepted_tokens_per_pos")
+    return Outcome(
+        tokens=[list(output.outputs[0].token_ids) for output in outputs],
+        drafts=int(drafts.value) if drafts else 0,
+        accepted=[int(value) for value in accepted.values] if accepted else [],
+        reports=read_reports(reports),
+        start_s=round(ready - start, 1),
+        generate_s=round(done - ready, 1),
+    )
+
+
+def _child(scenario: Scenario, folder: Path, before: Callable[[], None] | None) -> None:
+    code = 1
+    try:
+        if before is not None:
+            before()
+        (folder / "outcome.json").write_text(json.dumps(asdict(answer(scenario, folder))))
+        code = 0
+    except BaseException:
+        (folder / "error.txt").write_text(traceback.format_exc())
+    # engine threads would keep the process alive
+    os._exit(code)
+
+
+def run_forked(
+    scenario: Scenario, *, before: Callable[[], None] | None = None, timeout_s: float = 900
+) -> Outcome:
+    """Run a scenario in a fork of this process; ``before`` runs there first.
+
+    Raises:
+        RuntimeError: the engine failed; the message holds its traceback.
+    """
+    import vllm  # noqa: F401 - once in the parent, so that no child pays for it
+
+    with tempfile.TemporaryDirectory(prefix="dsacp-") as name:
+        folder = Path(name)
+        context = multiprocessing.get_context("fork")
+        process = context.Process(target=_child, args=(scenario, folder, before))
+        process.start()
+        process.join(timeout_s)
+        if process.is_alive():
+            process.kill()
+            raise RuntimeError(f"the engine gave no answer in {timeout_s} s: {scenario}")
+        if process.exitcode != 0:
+            error = folder / "error.txt"
+            text = error.read_text() if error.exists() else f"exit code {process.exitcode}"
+            raise RuntimeError(f"the engine failed for {scenario}:\n{text}")
+        return Outcome(**json.loads((folder / "outcome.json").read_text()))
