@@ -1,0 +1,87 @@
+"""Replay random engine steps from graphs and compare every word with an eager build.
+
+Run: python benchmarks/random_steps.py [--steps N] [--tp SIZE] [--rank RANK]
+"""
+
+import argparse
+import random
+import sys
+
+import torch
+from timing import card
+
+from dsacp.core import DraftCapacity, TokenShard
+from dsacp.drafting_cache import DraftBatch, DraftMetadataBuilder, GroupSpec
+from dsacp.graph import GraphGuard, capture
+from dsacp.rope_proxy import RopeConfig, RopeRegistry
+from dsacp.sas_metadata import SasSpec
+
+DRAFT_TOKENS, MAX_MODEL_LEN, BUCKETS = 3, 4096, (8, 16, 32, 64, 128, 256)
+
+
+def make_builder(tp: int, rank: int, tables: dict[str, torch.Tensor]) -> DraftMetadataBuilder:
+    """Return a builder of two draft groups of different block sizes."""
+    capacity = DraftCapacity.from_config(64, 512, DRAFT_TOKENS, tp, BUCKETS)
+    rope = RopeRegistry()
+    rope.register("plain", RopeConfig(64, MAX_MODEL_LEN, 10000.0))
+    rope.register("yarn", RopeConfig(64, 1024, 40000.0, scaling_factor=4.0))
+    spec = SasSpec(num_heads=64)
+    groups = [GroupSpec("a", 64, sas=spec), GroupSpec("b", 128, sas=spec)]
+    shard = TokenShard(0, tp, rank)
+    builder = DraftMetadataBuilder(
+        capacity, groups, rope, shard, "cuda", max_model_len=MAX_MODEL_LEN
+    )
+    builder.bind(tables)
+    return builder
+
+
+def random_batch(rng: random.Random) -> DraftBatch:
+    """Return a uniform batch of random size, lengths and rejections, staged from the host."""
+    query_len = DRAFT_TOKENS + 1
+    count = rng.randint(1, 64)
+    bucket = min(size for size in BUCKETS if size >= count * query_len)
+    lens = [rng.randint(query_len, MAX_MODEL_LEN) for _ in range(count)]
+    rejected = [rng.randint(0, query_len) for _ in range(count)]
+    starts = [query_len * index for index in range(count + 1)]
+    words = [torch.tensor(values, dtype=torch.int32) for values in (starts, lens, rejected)]
+    return DraftBatch(count, count * query_len, *words, bucket=bucket)
+
+
+def main() -> int:
+    """Return 1 if a word differs or an address moved."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=10000)
+    parser.add_argument("--tp", type=int, default=8)
+    parser.add_argument("--rank", type=int, default=3)
+    options = parser.parse_args()
+    rng = random.Random(0)
+    print(card())
+    rows = 300
+    shape = (rows, MAX_MODEL_LEN // 64)
+    tables = {
+        name: torch.randint(0, 9999, shape, dtype=torch.int32, device="cuda") for name in "ab"
+    }
+    eager = make_builder(options.tp, options.rank, tables)
+    graphed = make_builder(options.tp, options.rank, tables)
+    graphs = {}
+    guards = GraphGuard(graphed.regions(), graphed.storages(), lambda: graphed.generation)
+    for bucket in BUCKETS:
+        graphs[bucket] = capture(lambda b=bucket: graphed.refresh(b), device="cuda:0", guard=guards)
+        guards.watch(graphs[bucket].output, f"bucket {bucket}")
+    differing = torch.zeros((), dtype=torch.int64, device="cuda")
+    for step in range(options.steps):
+        batch = random_batch(rng)
+        eager.build_all(batch)
+        graphed.stage(batch)
+        graphs[batch.bucket].replay()
+        for left, right in zip(eager.storages(), graphed.storages(), strict=True):
+            differing += (left.view(torch.int32) != right.view(torch.int32)).sum()
+        if step % 1000 == 999:
+            guards.check()
+            print(f"{step + 1} steps, {int(differing)} differing words", flush=True)
+    print(f"{options.steps} steps: {int(differing)} differing words, 0 addresses moved")
+    return int(differing) != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
