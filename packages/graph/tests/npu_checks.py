@@ -106,11 +106,29 @@ def check_driver_errors_become_ours():
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
+class SharedGraph(fake_npu.NPUGraph):
+    """torch.accelerator.Graph of torch 2.12: the pool is given when it is made."""
+
+    def __init__(self, keep_graph=False, *, pool=None, capture_error_mode="default"):
+        DRIVER.call("Graph", keep_graph, pool, capture_error_mode)
+
+    def capture_begin(self):
+        DRIVER.call("begin shared")
+
+
 def check_accelerator_graph_is_used_or_refused():
-    device_tensor()
-    shared = getattr(torch.accelerator, "Graph", None)
-    with pytest.raises(UnsupportedHostError if shared is None else Exception):
-        capture(lambda: None, device="npu", api="accelerator", warmup=0)
+    x = device_tensor()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.accelerator, "Graph", SharedGraph, raising=False)
+        graph = capture(lambda: x.add_(1), device="npu", api="accelerator", pool=(0, 3), warmup=0)
+        graph.replay()
+        assert ("Graph", False, (0, 3), "default") in DRIVER.calls
+        assert ("begin shared",) in DRIVER.calls
+        patch.delattr(torch.accelerator, "Graph")
+        with pytest.raises(UnsupportedHostError, match=r"torch 2\.12"):
+            capture(lambda: None, device="npu", api="accelerator", warmup=0)
+    with pytest.raises(UnsupportedHostError, match="found the CPU"):
+        capture(lambda: None, device="cpu", api="accelerator")
 
 
 def check_launches_of_device_ops():

@@ -32,6 +32,7 @@ SYNCS: dict[str, Callable[[Tensor], object]] = {
     "as_tensor": lambda _: torch.as_tensor([1]),
     "from_numpy": lambda _: torch.from_numpy(np.zeros(3)),
     "list index": lambda x: x[[0, 2]],
+    "array index": lambda x: x[np.array([0, 2])],
     "nonzero": lambda x: x.nonzero(),
     "mask": lambda x: x[x > 1],
     "mask write": lambda x: x.index_put_((x > 1,), x[:2]),

@@ -16,7 +16,7 @@ from dsacp.graph.sync import no_host_sync
 from dsacp.graph.walk import tensors_of
 
 T = TypeVar("T")
-_DRIVER_WORDS = ("capturing", "during capture", "synchronizing", "107030")
+_DRIVER_WORDS = ("capturing", "during capture", "graph capture", "synchronizing", "107030")
 
 
 class Graph(Generic[T]):

@@ -96,7 +96,7 @@ class _SyncFunctionMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        made = func in _HOST_MADE and not (args and isinstance(args[0], Tensor))
+        made = _makes_tensor(func, args)
         if made or func in _READS:
             named = describe(args[0], self._name_of) if not made else "host data"
             verb = "a tensor made of" if made else "a read of"
@@ -105,6 +105,14 @@ class _SyncFunctionMode(TorchFunctionMode):
                 "the device and stage host inputs before the hot path"
             )
         return func(*args, **(kwargs or {}))
+
+
+def _makes_tensor(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call builds a tensor of host data; a list as an index is copied like one."""
+    if func in (torch.Tensor.__getitem__, torch.Tensor.__setitem__):
+        index = args[1] if isinstance(args[1], tuple) else (args[1],)
+        return any(isinstance(item, list) or hasattr(item, "__array_interface__") for item in index)
+    return func in _HOST_MADE and not (args and isinstance(args[0], Tensor))
 
 
 @contextmanager
