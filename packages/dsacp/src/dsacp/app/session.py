@@ -60,8 +60,8 @@ def run_ranks(
     progress: Progress,
 ) -> ReplayResult:
     """Replay a trace on some of the ranks in this process."""
-    if config.drafter == "none":
-        # Metadata tensors are small; more threads would only wait for each other.
+    if config.device == "cpu":
+        # The model's tensors are small too; more threads would only wait for each other.
         torch.set_num_threads(1)
     with torch.no_grad():
         return prepare(config, trace, ranks).run(progress)

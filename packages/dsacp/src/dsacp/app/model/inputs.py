@@ -1,4 +1,4 @@
-"""What a step brings besides metadata: token ids in persistent buffers, and the text they are of."""
+"""Token ids of a step in persistent buffers, and the text that they belong to."""
 
 import random
 from collections.abc import Mapping, Sequence

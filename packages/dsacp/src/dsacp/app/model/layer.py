@@ -1,6 +1,6 @@
 """One transformer layer over simulated ranks: keys for all tokens, queries for the rank's own."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,16 @@ class LayerShape:
     name: str
     window_group: str
     ratio: int
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """Queries, and the compressed half of the attention call."""
+
+    queries: Tensor
+    pages: Tensor | None = None
+    block_table: Tensor | None = None
+    indices: Tensor | None = None
 
 
 def run_layer(
@@ -71,18 +81,20 @@ def _attend(
     window = metadata.groups[shape.window_group]
     if window.slot_mapping is None:
         raise LayoutError(f"expected slots in group {shape.window_group!r}, found none")
-    rank.caches.window.write(window.slot_mapping, rotate(keys, *rope_rows(metadata.rope, shape.name)))
+    rank.caches.window.write(
+        window.slot_mapping, rotate(keys, *rope_rows(metadata.rope, shape.name))
+    )
     local = x[metadata.shard.start : metadata.shard.end]
     cos, sin = rope_rows(metadata.local_rope, shape.name)
     queries = (local @ weights.query).view(-1, config.num_heads, config.head_dim)
     queries = rotate(rms_norm(queries), cos, sin)
-    compressed: Mapping[str, Tensor] = {}
+    choice = _Choice(queries)
     if shape.ratio > 1:
         _compress(shape, weights, x, rank)
-        queries, compressed = _choose(config, shape, weights, local, queries, rank)
+        choice = _choose(config, shape, weights, local, queries, rank)
     plan_group = metadata.groups[f"c{shape.ratio}"] if shape.ratio > 1 else window
     mixed = sparse_attention(
-        queries,
+        choice.queries,
         rank.caches.window.pages,
         window.block_table,
         window.local_query_start_loc,
@@ -93,7 +105,9 @@ def _attend(
         cmp_ratio=shape.ratio,
         sas_metadata=plan_group.sas_metadata,
         num_cores=config.num_cores,
-        **compressed,
+        cmp_kv=choice.pages,
+        cmp_block_table=choice.block_table,
+        cmp_indices=choice.indices,
     )
     return rotate(mixed, cos, sin, inverse=True).flatten(1) @ weights.output
 
@@ -101,7 +115,11 @@ def _attend(
 def _compress(shape: LayerShape, weights: LayerWeights, x: Tensor, rank: RankStep) -> None:
     groups, caches = rank.metadata.groups, rank.caches
     raw = groups[f"c{shape.ratio}_state"]
-    if weights.compressor is not None and caches.state is not None and caches.compressed is not None:
+    if (
+        weights.compressor is not None
+        and caches.state is not None
+        and caches.compressed is not None
+    ):
         pool = weights.compressor
         target = groups[f"c{shape.ratio}"]
         compress(pool, x @ pool.state, raw, target, caches.state, caches.compressed)
@@ -119,15 +137,13 @@ def _choose(
     local: Tensor,
     queries: Tensor,
     rank: RankStep,
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """Return the queries and the compressed half of the attention call."""
+) -> _Choice:
     group: GroupMetadata = rank.metadata.groups[f"c{shape.ratio}"]
     caches = rank.caches
     if caches.compressed is None:
         raise LayoutError(f"expected a compressed cache in layer {shape.name!r}, found none")
-    inputs = {"cmp_kv": caches.compressed.pages, "cmp_block_table": group.block_table}
     if weights.indexer is None or caches.index_keys is None:
-        return queries, inputs
+        return _Choice(queries, caches.compressed.pages, group.block_table)
     cos, sin = rope_rows(rank.metadata.local_rope, shape.name)
     chosen, covered = select_rows(
         weights.indexer,
@@ -142,4 +158,4 @@ def _choose(
     )
     # A device would attend to stale indices of a row that the plan left out; NaN is seen at once.
     queries = torch.where(covered.view(-1, 1, 1), queries, torch.nan)
-    return queries, {**inputs, "cmp_indices": chosen}
+    return _Choice(queries, caches.compressed.pages, group.block_table, chosen)

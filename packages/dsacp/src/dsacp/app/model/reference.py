@@ -82,9 +82,7 @@ class ReferenceModel:
         metadata = [step for (step,) in steps]
         group = metadata[0].groups["swa"]
         token_ids = self._token_ids(metadata[0])
-        hidden = target_forward(
-            self.config, self.weights, token_ids, metadata, self.target_caches
-        )
+        hidden = target_forward(self.config, self.weights, token_ids, metadata, self.target_caches)
         rows = self._sample_rows(token_ids, group)
         tokens, margins = top_margin(logits(self.weights, hidden[rows.rows]))
         count = group.seq_lens.shape[0]
@@ -109,7 +107,9 @@ class ReferenceModel:
             LayoutError: the target did not run.
         """
         if target is None:
-            raise LayoutError("expected the target's result of this batch, found none: run it first")
+            raise LayoutError(
+                "expected the target's result of this batch, found none: run it first"
+            )
         first = steps[0][0]
         (group,) = first.groups.values()
         shifted = shift_ids(self._token_ids(first), target.verified, group.seq_lens)
