@@ -7,7 +7,7 @@ from torch import Tensor
 from dsacp.core import CapacityError
 from dsacp.kernels.fields import DRAFT_FIELDS, START_FIELDS, TOKEN_FIELDS
 
-_FILLS = {"slot_mapping": -1}
+_FILLS = {"slot_mapping": -1.0}
 
 
 def clear_tails(
@@ -34,7 +34,7 @@ def clear_tails(
                 if offset < 0:
                     continue
                 begin, end = tokens if field in TOKEN_FIELDS else rows
-                value = _FILLS.get(field, 0)
+                value = _FILLS.get(field, 0.0)
                 if field in START_FIELDS:
                     begin, end = begin + 1, end + 1
                     value = (last_local_starts if field.startswith("local") else last_starts)[step]

@@ -1,0 +1,106 @@
+"""Device code that finds a block's requests, lengths, positions and cache positions.
+
+A first-step token finds its request by counting the ends at or before it: one load and a tile of
+comparisons, where a binary search is a chain of dependent loads (and scalar code on Ascend).
+"""
+
+import triton
+import triton.language as tl
+
+CHUNK = tl.constexpr(256)
+SAMPLES = tl.constexpr(256)
+NEVER = tl.constexpr(0x7FFFFFFF)
+
+MAX_REQUESTS = 256 * 256
+"""What two levels of CHUNK and SAMPLES can search."""
+
+
+@triton.jit
+def _find_requests(query_start_loc, token, first, last, real, rows):
+    """Return how many real requests end at or before each token of ``[first, last]``."""
+    low = 0
+    high = 0
+    if rows > CHUNK:
+        # The tokens of a block are neighbours: their requests lie in a few chunks.
+        end = (tl.arange(0, SAMPLES) + 1) * CHUNK
+        ends = tl.load(query_start_loc + end, mask=end <= real, other=NEVER)
+        low = tl.sum((ends <= first).to(tl.int32), axis=0)
+        high = tl.sum((ends <= last).to(tl.int32), axis=0)
+    found = tl.zeros_like(token) + low * CHUNK
+    for chunk in range(low, high + 1):
+        request = chunk * CHUNK + tl.arange(0, CHUNK)
+        ends = tl.load(query_start_loc + 1 + request, mask=request < rows, other=NEVER)
+        ends = tl.where(request < real, ends, NEVER)
+        found += tl.sum((ends[None, :] <= token[:, None]).to(tl.int32), axis=1)
+    return found
+
+
+@triton.jit
+def first_tokens(query_start_loc, seq_lens, token, first, real, rows, BLOCK: tl.constexpr):
+    """Return position, cache position (-1 without) and request of the first step's tokens."""
+    last = first + BLOCK - 1
+    request = _find_requests(query_start_loc, token, first, last, real, rows)
+    owned = request < real
+    begin = tl.load(query_start_loc + request, mask=owned, other=0)
+    end = tl.load(query_start_loc + 1 + request, mask=owned, other=0)
+    length = tl.load(seq_lens + request, mask=owned, other=0)
+    position = tl.maximum(length - (end - begin), 0) + token - begin
+    cached = tl.where(length > 0, position, -1)
+    return tl.maximum(cached, 0), cached, request
+
+
+@triton.jit
+def _first_start(given, row, last, real, rows, num_tokens, pad_query_len, REPEAT: tl.constexpr):
+    """Replace the starts of padded rows, which the inputs do not define."""
+    pad = last + tl.zeros_like(row)
+    if not REPEAT:
+        pad = tl.minimum(pad + (row - real) * pad_query_len, num_tokens)
+        # The attention op wants the last start to be the padded token count (spec ascend 3.5).
+        pad = tl.where(row == rows, num_tokens, pad)
+    return tl.where(row <= real, given, pad)
+
+
+@triton.jit
+def first_rows(
+    query_start_loc, seq_lens, row, real, rows, num_tokens, pad_query_len, REPEAT: tl.constexpr
+):
+    """Return starts, ends and lengths of the first step's rows."""
+    begin = tl.load(query_start_loc + row, mask=row <= rows, other=0)
+    end = tl.load(query_start_loc + row + 1, mask=row < rows, other=0)
+    length = tl.load(seq_lens + row, mask=row < rows, other=0)
+    last = tl.load(query_start_loc + real)
+    begin = _first_start(begin, row, last, real, rows, num_tokens, pad_query_len, REPEAT)
+    end = _first_start(end, row + 1, last, real, rows, num_tokens, pad_query_len, REPEAT)
+    return begin, end, tl.where(row < real, length, 0)
+
+
+@triton.jit
+def later_rows(
+    seq_lens,
+    num_rejected,
+    row,
+    step,
+    real,
+    rows,
+    max_model_len,
+    SATURATE: tl.constexpr,
+    REPEAT: tl.constexpr,
+):
+    """Return position, cache position, length, start and end of one-token rows, ``step`` >= 1."""
+    length = tl.load(seq_lens + row, mask=row < rows, other=0)
+    rejected = tl.load(num_rejected + row, mask=row < rows, other=0)
+    position = length - rejected + step - 1
+    position = tl.where((row < real) & (length > 0), position, -1)
+    if SATURATE:
+        position = tl.minimum(position, max_model_len - 1)
+        cached = position
+    else:
+        over = position >= max_model_len
+        cached = tl.where(over, -1, position)
+        position = tl.where(over, 0, position)
+    begin = row
+    end = row + 1
+    if REPEAT:
+        begin = tl.minimum(begin, real)
+        end = tl.minimum(end, real)
+    return tl.maximum(position, 0), cached, position + 1, begin, end

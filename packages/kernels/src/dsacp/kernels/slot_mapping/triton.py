@@ -1,0 +1,102 @@
+"""Triton kernel of cache slots, and the look-up that other kernels share."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 128
+
+
+@triton.jit
+def find_slots(table, row_stride, width, row, position, size, valid, POW2: tl.constexpr):
+    """Return cache slots; -1 where not ``valid``, past the table, or without a block.
+
+    ``size`` is log2 of the block size where POW2: i32 divisions become scalar loops on Ascend.
+    """
+    if POW2:
+        column = position >> size
+        inside = position & ((1 << size) - 1)
+    else:
+        column = position // size
+        inside = position % size
+    valid = valid & (column < width)
+    block = tl.load(table + row.to(tl.int64) * row_stride + column, mask=valid, other=-1)
+    start = (block << size) if POW2 else (block * size)
+    return tl.where(block >= 0, start + inside, -1)
+
+
+@triton.jit(
+    do_not_specialize=[
+        "positions",
+        "token_to_req",
+        "table",
+        "out",
+        "row_stride",
+        "width",
+        "count",
+        "block_size",
+        "size",
+    ]
+)
+def _slot_mapping_kernel(
+    positions,
+    token_to_req,
+    table,
+    out,
+    row_stride,
+    width,
+    count,
+    block_size,
+    size,
+    POW2: tl.constexpr,
+    PAIRS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = token < count
+    position = tl.load(positions + token, mask=mask, other=-1)
+    row = tl.load(token_to_req + token, mask=mask, other=-1)
+    valid = (position >= 0) & (row >= 0)
+    slot = find_slots(table, row_stride, width, row, position, size, valid, POW2)
+    if PAIRS:
+        known = slot >= 0
+        block = (slot >> size) if POW2 else (slot // block_size)
+        offset = slot - block * block_size
+        tl.store(out + token * 2, tl.where(known, block, -1), mask=mask)
+        tl.store(out + token * 2 + 1, tl.where(known, offset, block_size - 1), mask=mask)
+    else:
+        tl.store(out + token, slot, mask=mask)
+
+
+def block_divisor(block_size: int, pow2: bool) -> int:
+    """Return what ``find_slots`` divides by: log2 of the size, or the size itself."""
+    return block_size.bit_length() - 1 if pow2 else block_size
+
+
+def slot_mapping(
+    positions: Tensor,
+    token_to_req: Tensor,
+    block_table: Tensor,
+    block_size: int,
+    out: Tensor,
+    block_offset: bool,
+) -> None:
+    """Launch the kernel; same contract as the reference."""
+    count = positions.numel()
+    if count == 0:
+        return
+    pow2 = block_size & (block_size - 1) == 0
+    _slot_mapping_kernel[(triton.cdiv(count, BLOCK),)](
+        positions,
+        token_to_req,
+        block_table,
+        out,
+        block_table.stride(0),
+        block_table.shape[1],
+        count,
+        block_size,
+        block_divisor(block_size, pow2),
+        POW2=pow2,
+        PAIRS=block_offset,
+        BLOCK=BLOCK,
+    )

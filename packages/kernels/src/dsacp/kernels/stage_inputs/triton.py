@@ -1,0 +1,62 @@
+"""Triton kernel that packs a step's host inputs into the staging block."""
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 256
+
+
+@triton.jit(
+    do_not_specialize=[
+        "query_start_loc",
+        "seq_lens",
+        "num_rejected",
+        "out",
+        "num_reqs",
+        "rows",
+    ]
+)
+def _stage_inputs_kernel(
+    query_start_loc,
+    seq_lens,
+    num_rejected,
+    out,
+    num_reqs,
+    rows,
+    HAS_REJECTED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = row < num_reqs
+    tl.store(out + row, num_reqs + tl.zeros_like(row), mask=row == 0)
+    # Padded rows repeat the last start.
+    start = tl.load(query_start_loc + tl.minimum(row, num_reqs), mask=row <= rows, other=0)
+    tl.store(out + 1 + row, start, mask=row <= rows)
+    length = tl.load(seq_lens + row, mask=real, other=0)
+    tl.store(out + 2 + rows + row, length, mask=row < rows)
+    rejected = tl.zeros_like(row)
+    if HAS_REJECTED:
+        rejected = tl.load(num_rejected + row, mask=real, other=0)
+    tl.store(out + 2 + 2 * rows + row, rejected, mask=row < rows)
+
+
+def stage_inputs(
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    num_rejected: Tensor | None,
+    num_reqs: int,
+    out: Tensor,
+    rows: int,
+) -> None:
+    """Launch the kernel; same contract as the reference."""
+    _stage_inputs_kernel[(triton.cdiv(rows + 1, BLOCK),)](
+        query_start_loc,
+        seq_lens,
+        seq_lens if num_rejected is None else num_rejected,
+        out,
+        num_reqs,
+        rows,
+        HAS_REJECTED=num_rejected is not None,
+        BLOCK=BLOCK,
+    )

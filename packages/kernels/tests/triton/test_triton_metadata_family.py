@@ -1,0 +1,94 @@
+"""Triton kernels of the metadata family against the loop oracles, words around them guarded.
+
+In Triton's interpreter where there is no GPU.
+"""
+
+import importlib.util
+import os
+
+import pytest
+import torch
+
+if importlib.util.find_spec("triton") is None:
+    pytest.skip("the module triton is not installed", allow_module_level=True)
+if not torch.cuda.is_available():
+    # Read when a kernel module is imported, hence before any launch of this process.
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
+from dsacp.core import CapacityError, TokenShard
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+IMPL = "triton"
+
+
+def test_draft_steps(draft_scenario, check_draft) -> None:
+    check_draft(IMPL, draft_scenario, DEVICE)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_more_requests_than_one_chunk(check_draft, rank: int) -> None:
+    """A search over two levels: 600 requests of 0 to 3 tokens, 40 padded rows."""
+    queries = [index % 4 for index in range(600)]
+    starts = [sum(queries[:index]) for index in range(601)]
+    lens = [query and query + index for index, query in enumerate(queries)]
+    check_draft(
+        IMPL,
+        device=DEVICE,
+        starts=starts,
+        lens=lens,
+        rejected=[min(query, 1) for query in queries],
+        rows=[640, 640],
+        tokens=[930, 640],
+        tp=7,
+        rank=rank,
+        rope=((1024, 4),),
+    )
+
+
+def test_more_groups_and_tables_than_one_launch(check_draft) -> None:
+    check_draft(
+        IMPL,
+        device=DEVICE,
+        rows=[4, 16, 4],
+        tokens=[16, 16, 4],
+        block_sizes=(24, 16, 12),
+        table_widths=(64, 64, 64),
+        rope=((512, 8), (300, 6), (70, 6), (71, 6), (72, 6), (73, 6), (74, 6)),
+    )
+
+
+def test_more_rows_than_the_search_covers_are_refused(check_draft) -> None:
+    with pytest.raises(CapacityError, match="65537"):
+        check_draft(IMPL, device=DEVICE, rows=[65537], tokens=[16], rope=())
+
+
+def test_clear_tails(check_tails) -> None:
+    check_tails(IMPL, DEVICE)
+    check_tails(IMPL, DEVICE, groups=2, configs=2, absent={(1, 1), (0, 6)}, first_step=1)
+    steps = {"rows": [(1, 2), (3, 9), (4, 4)], "lasts": [(3, 1), (4, 2), (5, 0)]}
+    check_tails(IMPL, DEVICE, tokens=[(2, 2), (3, 20), (0, 1)], **steps)
+
+
+@pytest.mark.parametrize("with_rejected", [True, False])
+@pytest.mark.parametrize(("reqs", "rows"), [(3, 7), (0, 4), (300, 300), (0, 0)])
+def test_staging(check_staging, reqs: int, rows: int, with_rejected: bool) -> None:
+    check_staging(IMPL, reqs, rows, with_rejected, DEVICE)
+
+
+@pytest.mark.parametrize("fmt", ["flat", "block_offset"])
+@pytest.mark.parametrize("block_size", [1, 24, 128])
+def test_slots(check_slots, block_size: int, fmt: str) -> None:
+    check_slots(IMPL, block_size, fmt, DEVICE, count=147)
+
+
+@pytest.mark.parametrize("count", [0, 1, 13])
+def test_rope(check_rope, count: int) -> None:
+    check_rope(IMPL, count, DEVICE)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("tp", "rank"), [(1, 0), (3, 2), (64, 5)])
+def test_local_metadata(check_local, tp: int, rank: int, causal: bool) -> None:
+    starts, lens = [0, 7, 7, 8, 61, 97, 103], [30, 0, 1, 53, 99, 0]
+    check_local(IMPL, starts, lens, TokenShard(103, tp, rank), causal, DEVICE)
+    check_local(IMPL, list(range(301)), [5] * 300, TokenShard(300, tp, rank), causal, DEVICE)
