@@ -9,7 +9,7 @@ from torch import Tensor
 from dsacp.core import LayoutError
 from dsacp.kernels.checks import check_int32
 from dsacp.kernels.compressor_rows import reference
-from dsacp.kernels.registry import Impl, Kernel
+from dsacp.kernels.registry import Impl, Kernel, kernel_op
 
 KERNEL = Kernel(
     "compressor_rows",
@@ -43,7 +43,7 @@ def compressor_row_count(num_tokens: int, num_reqs: int, ratio: int) -> int:
     return min(num_tokens, num_tokens // ratio + num_reqs)
 
 
-@torch.library.custom_op(
+@kernel_op(
     "dsacp::compressor_rows",
     mutates_args=("out_slots", "out_positions", "out_requests", "out_cos", "out_sin"),
 )

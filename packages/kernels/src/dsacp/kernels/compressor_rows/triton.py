@@ -80,8 +80,12 @@ def _compressor_rows_kernel(
     fits = page <= _group(0x7FFFFFFF - offset, BLOCK_SIZE, BLOCK_SHIFT)
     valid = valid & (page >= 0) & fits
     if PAIRS:
-        tl.store(out_slots + row * 2, tl.where(valid, page, -1), mask=stored)
-        tl.store(out_slots + row * 2 + 1, tl.where(valid, offset, BLOCK_SIZE - 1), mask=stored)
+        # One dense store: two interleaved ones crash Ascend's compiler.
+        side = tl.arange(0, 2)[None, :]
+        page_column = tl.where(valid, page, -1)[:, None]
+        offset_column = tl.where(valid, offset, BLOCK_SIZE - 1)[:, None]
+        pair = tl.where(side == 0, page_column, offset_column)
+        tl.store(out_slots + row[:, None] * 2 + side, pair, mask=stored[:, None])
     else:
         slot = tl.where(valid, page, 0) * BLOCK_SIZE + offset
         tl.store(out_slots + row, tl.where(valid, slot, -1), mask=stored)

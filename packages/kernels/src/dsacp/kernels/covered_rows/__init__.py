@@ -8,7 +8,7 @@ from torch import Tensor
 from dsacp.core import LayoutError
 from dsacp.kernels.checks import check_int32
 from dsacp.kernels.covered_rows import reference
-from dsacp.kernels.registry import Impl, Kernel
+from dsacp.kernels.registry import Impl, Kernel, kernel_op
 
 KERNEL = Kernel(
     "covered_rows", reference.covered_rows, "dsacp.kernels.covered_rows.triton:covered_rows"
@@ -67,7 +67,7 @@ def check_plan_words(words: Tensor, layout: PlanLayout) -> None:
         )
 
 
-@torch.library.custom_op("dsacp::covered_rows", mutates_args=("out",))
+@kernel_op("dsacp::covered_rows", mutates_args=("out",))
 def _covered_rows_op(
     words: Tensor,
     query_start_loc: Tensor,

@@ -6,7 +6,7 @@ from torch import Tensor
 from dsacp.core import LayoutError, round_up
 from dsacp.kernels.checks import check_int32
 from dsacp.kernels.dspark_indices import reference
-from dsacp.kernels.registry import Impl, Kernel
+from dsacp.kernels.registry import Impl, Kernel, kernel_op
 
 KERNEL = Kernel(
     "dspark_indices", reference.dspark_indices, "dsacp.kernels.dspark_indices.triton:dspark_indices"
@@ -20,7 +20,7 @@ def dspark_index_width(window: int, num_draft_tokens: int) -> int:
     return round_up(window + num_draft_tokens, INDEX_ALIGNMENT)
 
 
-@torch.library.custom_op("dsacp::dspark_indices", mutates_args=("out",))
+@kernel_op("dsacp::dspark_indices", mutates_args=("out",))
 def _dspark_indices_op(
     query_start_loc: Tensor,
     seq_lens: Tensor,

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dsacp.kernels.covered_rows import PlanLayout, check_plan_words, plan_layout
-from dsacp.kernels.registry import Impl, Kernel
+from dsacp.kernels.registry import Impl, Kernel, kernel_op
 from dsacp.kernels.sparse_attention import checks, reference
 
 KERNEL = Kernel(
@@ -14,7 +14,7 @@ KERNEL = Kernel(
 )
 
 
-@torch.library.custom_op("dsacp::sparse_attention", mutates_args=("out",))
+@kernel_op("dsacp::sparse_attention", mutates_args=("out",))
 def _sparse_attention_op(
     q: Tensor,
     kv: Tensor,

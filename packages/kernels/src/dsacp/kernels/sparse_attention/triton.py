@@ -8,57 +8,27 @@ from torch import Tensor
 from dsacp.core import LayoutError
 from dsacp.kernels.covered_rows.triton import RECORDS, find_owner, plan_hit
 from dsacp.kernels.dspark_indices.triton import power_shift
+from dsacp.kernels.sparse_attention.triton_tiles import absorb_chosen, absorb_listed, absorb_paged
 
 # tl.dot needs tiles of at least 16; fewer heads are padded with masked rows.
 MIN_TILE = 16
 
 
 @triton.jit
-def _split(entry, SIZE: tl.constexpr, SHIFT: tl.constexpr):
-    """Split an entry number into (block, offset inside it)."""
-    if SHIFT >= 0:
-        block = entry >> SHIFT
-    else:
-        block = entry // SIZE
-    return block, entry - block * SIZE
-
-
-@triton.jit
-def _page_slot(entry, valid, table, columns, num_blocks, SIZE: tl.constexpr, SHIFT: tl.constexpr):
-    """Look an entry up in a block table; absent pages invalidate it."""
-    column, offset = _split(entry, SIZE, SHIFT)
-    valid = valid & (column >= 0) & (column < columns)
-    page = tl.load(table + column, mask=valid, other=-1)
-    return page, offset, valid & (page >= 0) & (page < num_blocks)
-
-
-@triton.jit
-def _dot(left, right, WIDEN: tl.constexpr):
-    """Multiply tiles in their own type; ``WIDEN`` first turns them into fp32."""
-    if WIDEN:
-        product = tl.dot(left.to(tl.float32), right.to(tl.float32), input_precision="ieee")
-    else:
-        product = tl.dot(left, right, input_precision="ieee")
-    return product
-
-
-@triton.jit
-def _absorb(
-    query, cache, page_stride, page, offset, valid, scale, peak, total, mixed,
-    DIM: tl.constexpr, WIDEN: tl.constexpr,
+def _covered(
+    words, request, row, num_records,
+    RECORD_SIZE: tl.constexpr, PAIRED: tl.constexpr, READS_CORE0_START: tl.constexpr,
+    RECORD_SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """Fold one tile of keys into the running maximum, sum and weighted values."""
-    dim = tl.arange(0, DIM)
-    slot = page.to(tl.int64) * page_stride + offset.to(tl.int64) * DIM
-    keys = tl.load(cache + slot[:, None] + dim[None, :], mask=valid[:, None], other=0.0)
-    score = _dot(query, tl.trans(keys), WIDEN) * scale
-    score = tl.where(valid[None, :], score, float("-inf"))
-    new_peak = tl.maximum(peak, tl.max(score, 1))
-    weight = tl.exp(score - new_peak[:, None])
-    decay = tl.exp(peak - new_peak)
-    total = total * decay + tl.sum(weight, 1)
-    mixed = mixed * decay[:, None] + _dot(weight.to(keys.dtype), keys, WIDEN)
-    return new_peak, total, mixed
+    """Return 1 where an enabled core, or both cores of a pair, take the row."""
+    core = tl.arange(0, RECORD_SLOTS)
+    hit = plan_hit(words, core, request, row, num_records, RECORD_SIZE, READS_CORE0_START)
+    if PAIRED:
+        odd = core & 1
+        covered = tl.minimum(tl.max(hit * (1 - odd), 0), tl.max(hit * odd, 0))
+    else:
+        covered = tl.max(hit, 0)
+    return covered
 
 
 @triton.jit(
@@ -97,16 +67,11 @@ def _sparse_attention_kernel(
     length = tl.load(seq_lens + request)
     position = length - (tl.load(query_start_loc + request + 1) - begin) + token - begin
     if HAS_PLAN:
-        core = tl.arange(0, RECORD_SLOTS)
-        hit = plan_hit(
-            words, core, request, token - begin, num_records, RECORD_SIZE, READS_CORE0_START
-        )
-        if PAIRED:
-            odd = core & 1
-            covered = tl.minimum(tl.max(hit * (1 - odd), 0), tl.max(hit * odd, 0))
-        else:
-            covered = tl.max(hit, 0)
-        write = write & (covered > 0)
+        row_covered = _covered(
+            words, request, token - begin, num_records, RECORD_SIZE, PAIRED, READS_CORE0_START,
+            RECORD_SLOTS,
+        )  # fmt: skip
+        write = write & (row_covered > 0)
 
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     dim = tl.arange(0, DIM)
@@ -121,54 +86,42 @@ def _sparse_attention_kernel(
     peak = tl.maximum(sink, -1.0e30)
     total = tl.exp(sink - peak)
     mixed = tl.zeros([BLOCK_HEADS, DIM], dtype=tl.float32)
-    lane = tl.arange(0, BLOCK_KEYS)
 
+    # Rows that are not written see no key: their loops do not run, and nothing is branched over.
     if HAS_LISTED:
         rank = tl.arange(0, BLOCK_LISTED)
-        slots = tl.load(listed + row * listed_stride + rank, mask=rank < num_listed, other=-1)
-        ended = tl.where(slots < 0, rank, num_listed)
-        seen = tl.minimum(tl.min(ended, 0), length)
-        seen = tl.where(write, seen, 0)
-        for first in range(0, seen, BLOCK_KEYS):
-            inside = first + lane < seen
-            slot = tl.load(listed + row * listed_stride + first + lane, mask=inside, other=0)
-            page, offset = _split(slot, SIZE, SHIFT)
-            peak, total, mixed = _absorb(
-                query, kv, page_stride, page, offset, inside & (page < num_blocks), scale,
-                peak, total, mixed, DIM, WIDEN,
-            )  # fmt: skip
+        slots = listed + row * listed_stride
+        ends = tl.where(
+            tl.load(slots + rank, mask=rank < num_listed, other=-1) < 0, rank, num_listed
+        )
+        count = tl.where(write, tl.minimum(tl.min(ends, 0), length), 0)
+        peak, total, mixed = absorb_listed(
+            query, kv, page_stride, num_blocks, slots, count, scale, peak, total, mixed,
+            SIZE, SHIFT, BLOCK_KEYS, DIM, WIDEN,
+        )  # fmt: skip
     else:
         low = tl.maximum(position - window_left, 0)
         high = tl.minimum(position + window_right, length - 1)
-        seen = tl.where(write, tl.maximum(high - low + 1, 0), 0)
+        count = tl.where(write, tl.maximum(high - low + 1, 0), 0)
         table = block_table + request.to(tl.int64) * table_stride
-        for first in range(0, seen, BLOCK_KEYS):
-            inside = first + lane < seen
-            page, offset, valid = _page_slot(
-                low + first + lane, inside, table, columns, num_blocks, SIZE, SHIFT
-            )
-            peak, total, mixed = _absorb(
-                query, kv, page_stride, page, offset, valid, scale, peak, total, mixed, DIM, WIDEN
-            )
+        peak, total, mixed = absorb_paged(
+            query, kv, page_stride, num_blocks, table, columns, low, count, scale,
+            peak, total, mixed, SIZE, SHIFT, BLOCK_KEYS, DIM, WIDEN,
+        )  # fmt: skip
         if HAS_CMP:
             limit = tl.maximum(position + 1, 0) // RATIO
-            groups = tl.where(seen > 0, limit, 0)
+            groups = tl.where(count > 0, limit, 0)
+            table = cmp_table + request.to(tl.int64) * cmp_table_stride
             if HAS_CHOSEN:
-                groups = tl.minimum(groups, num_chosen)
-            cmp_row = cmp_table + request.to(tl.int64) * cmp_table_stride
-            for first in range(0, groups, BLOCK_KEYS):
-                entry = first + lane
-                inside = entry < groups
-                if HAS_CHOSEN:
-                    picked = chosen + row * chosen_stride + entry
-                    entry = tl.load(picked, mask=inside, other=-1)
-                    inside = inside & (entry >= 0) & (entry < limit)
-                page, offset, valid = _page_slot(
-                    entry, inside, cmp_row, cmp_columns, cmp_blocks, CMP_SIZE, CMP_SHIFT
-                )
-                peak, total, mixed = _absorb(
-                    query, cmp_kv, cmp_page_stride, page, offset, valid, scale, peak, total,
-                    mixed, DIM, WIDEN,
+                peak, total, mixed = absorb_chosen(
+                    query, cmp_kv, cmp_page_stride, cmp_blocks, table, cmp_columns,
+                    chosen + row * chosen_stride, tl.minimum(groups, num_chosen), limit, scale,
+                    peak, total, mixed, CMP_SIZE, CMP_SHIFT, BLOCK_KEYS, DIM, WIDEN,
+                )  # fmt: skip
+            else:
+                peak, total, mixed = absorb_paged(
+                    query, cmp_kv, cmp_page_stride, cmp_blocks, table, cmp_columns, 0, groups,
+                    scale, peak, total, mixed, CMP_SIZE, CMP_SHIFT, BLOCK_KEYS, DIM, WIDEN,
                 )  # fmt: skip
 
     mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
@@ -187,6 +140,15 @@ def _check(q: Tensor) -> None:
         raise LayoutError(
             f"expected fp16, bf16 or fp32 for Triton, found {q.dtype}: use impl='reference'"
         )
+
+
+def tile_sizes(heads: int, dim: int, element_size: int, device_type: str) -> tuple[int, int]:
+    """Return (heads, keys) of one tile: what fits registers, or an NPU core's local memory."""
+    wide = dim * element_size >= 1024
+    if device_type == "npu" or (wide and element_size == 4):
+        return MIN_TILE, MIN_TILE if wide else 32
+    block_heads = min(max(triton.next_power_of_2(heads), MIN_TILE), 32)
+    return block_heads, 32 if wide else 64
 
 
 def sparse_attention(
@@ -221,7 +183,7 @@ def sparse_attention(
     chosen = block_table if cmp_indices is None else cmp_indices
     listed = block_table if ori_indices is None else ori_indices
     words = block_table if sas_metadata is None else sas_metadata
-    block_heads = min(max(triton.next_power_of_2(heads), MIN_TILE), 32)
+    block_heads, block_keys = tile_sizes(heads, dim, q.element_size(), q.device.type)
     _sparse_attention_kernel[(num_tokens, triton.cdiv(heads, block_heads))](
         q, q.stride(0), q.stride(1),
         kv, kv.stride(0), kv.shape[0],
@@ -243,7 +205,7 @@ def sparse_attention(
         HAS_PLAN=sas_metadata is not None, RECORD_SIZE=max(record_size, 1), PAIRED=paired,
         READS_CORE0_START=reads_core0_start, RECORD_SLOTS=RECORDS,
         BLOCK_REQS=triton.next_power_of_2(seq_lens.numel()),
-        BLOCK_HEADS=block_heads, BLOCK_KEYS=32 if dim >= 256 else 64,
+        BLOCK_HEADS=block_heads, BLOCK_KEYS=block_keys,
         BLOCK_LISTED=triton.next_power_of_2(listed.shape[-1]) if ori_indices is not None else 1,
         # CPU tensors mean Triton's interpreter, whose dot multiplies the bits of bf16.
         WIDEN=q.device.type == "cpu",
