@@ -55,7 +55,7 @@ class Replay:
     ) -> None:
         self.setup = setup
         self.result = result
-        self._eager, self._graph, self._guard, self._driver = eager, graph, guard, driver
+        self._eager, self._graph, self._guard, self.driver = eager, graph, guard, driver
         self._scheduler = Scheduler(setup.scheduler, trace, setup.tables)
         self._comparer = StepComparer(self.result.findings)
         self._addresses = AddressBook(self.result.findings)
@@ -92,14 +92,14 @@ class Replay:
         setup = self.setup
         bucket = setup.capacity.bucket(step.num_tokens, step.num_reqs, step.uniform)
         batch = HostBatch.of(step, bucket, setup.device)
-        self._driver.load(batch)
+        self.driver.load(batch)
         targets = self._eager.target(batch), self._graph.target(batch)
-        sampled, rejected = self._driver.verify(batch, *targets)
+        sampled, rejected = self.driver.verify(batch, *targets)
         drafts = (
             self._eager.draft(batch, rejected[0], targets[0][1]),
             self._graph.draft(batch, rejected[1], targets[1][1]),
         )
-        proposed = self._driver.propose(batch, *drafts)
+        proposed = self.driver.propose(batch, *drafts)
         self._compare(step, "target", targets[0][0], targets[1][0])
         self._compare(step, "draft", drafts[0][0], drafts[1][0])
         self._check_truth(step, sampled, targets[0][0][0], drafts[0][0][0])
