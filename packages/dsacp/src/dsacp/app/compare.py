@@ -116,15 +116,15 @@ class AddressBook:
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._objects: dict[str, StepMetadata] = {}
+        self._seen: dict[tuple[str, int], StepMetadata] = {}
         self._addresses: dict[str, int] = {}
 
     def look(self, label: str, metadata: StepMetadata) -> None:
         """Check one step's metadata under a label that is unique to executor, rank and role."""
-        key = f"{label}.{metadata.draft_index}.{metadata.num_reqs}.{metadata.num_tokens}"
-        if self._objects.get(key) is metadata:
+        if (label, id(metadata)) in self._seen:
             return
-        self._objects[key] = metadata
+        self._seen[label, id(metadata)] = metadata
+        key = f"{label}.{metadata.draft_index}.{metadata.num_reqs}.{metadata.num_tokens}"
         for path, tensor in tensors_of(metadata, key):
             known = self._addresses.setdefault(path, tensor.data_ptr())
             if known != tensor.data_ptr():

@@ -52,9 +52,17 @@ class EagerExecutor:
     def draft(
         self, batch: HostBatch, num_rejected: Tensor, target: TargetResult | None
     ) -> DraftRun:
-        """Build step 0 and then each later step on every rank, then run them."""
+        """Build step 0 and then each later step on every rank, then run them.
+
+        Where a draft step could pass ``max_model_len`` all steps are built at once: a length alone
+        cannot tell ``build_for_drafting`` whether the host has already handled the overflow.
+        """
         first = batch.first(num_rejected)
-        count = self.ranks[0].draft.config.num_steps
+        config = self.ranks[0].draft.config
+        count = config.num_steps
+        if max(row.seq_len for row in batch.step.rows) + count - 1 > config.max_model_len:
+            steps = tuple(rank.draft.build_all(first) for rank in self.ranks)
+            return steps, self.passes.draft(steps, target)
         later = [batch.advanced(num_rejected, index) for index in range(1, count)]
         steps = tuple(
             (
