@@ -14,6 +14,7 @@ from dsacp.kernels.slot_mapping.triton import block_divisor
 TABLES_PER_LAUNCH = 4
 BLOCK = 32
 ROPE_BLOCK = 8
+WARPS = 4
 
 
 def draft_steps(
@@ -101,6 +102,7 @@ def draft_steps(
                 BLOCK_ROTARY=triton.next_power_of_2(rotary),
                 BLOCK=BLOCK,
                 ROPE_BLOCK=ROPE_BLOCK,
+                num_warps=WARPS,
             )
 
 

@@ -59,11 +59,13 @@ def _slot_mapping_kernel(
     valid = (position >= 0) & (row >= 0)
     slot = find_slots(table, row_stride, width, row, position, size, valid, POW2)
     if PAIRS:
-        known = slot >= 0
+        # One tile for both columns: triton-ascend's compiler asserts on two stores of stride 2.
         block = (slot >> size) if POW2 else (slot // block_size)
-        offset = slot - block * block_size
-        tl.store(out + token * 2, tl.where(known, block, -1), mask=mask)
-        tl.store(out + token * 2 + 1, tl.where(known, offset, block_size - 1), mask=mask)
+        block = tl.where(slot >= 0, block, -1)
+        offset = tl.where(slot >= 0, slot - block * block_size, block_size - 1)
+        column = tl.arange(0, 2)[None, :]
+        pair = tl.where(column == 0, block[:, None], offset[:, None])
+        tl.store(out + token[:, None] * 2 + column, pair, mask=mask[:, None])
     else:
         tl.store(out + token, slot, mask=mask)
 
