@@ -1,7 +1,7 @@
 """What a replay found, as plain numbers that add up over processes."""
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from dsacp.app.compare import Findings
@@ -84,8 +84,15 @@ class ReplayResult:
 
     def as_json(self) -> dict[str, Any]:
         """Return everything as JSON types."""
-        row = asdict(self)
-        row["findings"]["examples"] = [str(example) for example in self.findings.examples]
+        row = {field.name: getattr(self, field.name) for field in fields(self)}
+        for name, value in row.items():
+            if isinstance(value, Counter):
+                row[name] = {str(key): count for key, count in sorted(value.items())}
+        row["cost"] = None if self.cost is None else asdict(self.cost)
+        row["findings"] = {
+            **vars(self.findings),
+            "examples": [str(example) for example in self.findings.examples],
+        }
         row["acceptance"] = self.acceptance
         row["ok"] = self.ok
         row["steps_per_second"] = self.steps / self.seconds if self.seconds else None

@@ -25,9 +25,9 @@ def synthetic_trace(
     requests = []
     for index in range(num_requests):
         burst = index % 6 in (1, 2)
-        arrival += 0.0 if index == 0 else source.uniform(0.0, 20.0 if burst else 160.0)
+        arrival += 0.0 if index == 0 else source.uniform(0.0, 20.0 if burst else 420.0)
         prompt = source.randint(130, 210) if index % 6 == 4 else source.randint(3, 60)
-        answer = source.randint(1, 4) if index % 5 == 3 else source.randint(8, 40)
+        answer = source.randint(1, 4) if index % 5 == 3 else source.randint(16, 64)
         requests.append(TraceRequest(round(arrival, 1), prompt, answer))
     return tuple(requests)
 
