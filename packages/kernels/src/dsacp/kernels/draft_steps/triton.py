@@ -12,9 +12,9 @@ from dsacp.kernels.draft_steps.triton_locate import MAX_REQUESTS
 from dsacp.kernels.slot_mapping.triton import block_divisor
 
 TABLES_PER_LAUNCH = 4
-BLOCK = 32
+BLOCK = 16
 ROPE_BLOCK = 8
-WARPS = 4
+WARPS = 2
 
 
 def draft_steps(
@@ -71,12 +71,12 @@ def draft_steps(
                 seq_lens,
                 num_rejected,
                 num_reqs,
-                pointers[3 * group.start :],
+                _from(pointers, 3 * group.start),
                 pointers[3 * len(block_sizes) + 2 * table.start :],
                 arena,
-                layout[group.start :],
+                _from(layout, group.start),
                 rope_bank,
-                rope_layout[table.start :],
+                _from(rope_layout, table.start),
                 len(group),
                 layout.shape[1],
                 first_step,
@@ -104,6 +104,11 @@ def draft_steps(
                 ROPE_BLOCK=ROPE_BLOCK,
                 num_warps=WARPS,
             )
+
+
+def _from(tensor: Tensor, start: int) -> Tensor:
+    """Skip entries, and the cost of a view where there is nothing to skip."""
+    return tensor[start:] if start else tensor
 
 
 def _runs(row_counts: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:

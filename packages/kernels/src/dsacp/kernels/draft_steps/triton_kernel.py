@@ -3,9 +3,9 @@
 import triton
 import triton.language as tl
 
-from dsacp.kernels.draft_steps.triton_locate import first_rows, first_tokens, later_rows
+from dsacp.kernels.draft_steps.triton_locate import first_rows, first_tokens, given_rows, later_rows
 from dsacp.kernels.local_metadata.triton import clip, visible_length
-from dsacp.kernels.rope_gather.triton import copy_rows
+from dsacp.kernels.rope_gather.triton import load_rows, store_rows
 from dsacp.kernels.slot_mapping.triton import find_slots
 
 RUNTIME = [
@@ -42,33 +42,9 @@ RUNTIME = [
 
 
 @triton.jit
-def _put(arena, fields, field, index, value, mask):
+def _put(arena, offset, index, value, mask):
     """Store a field's entries; -1 in the layout means that the field is absent."""
-    offset = tl.load(fields + field)
     tl.store(arena + offset.to(tl.int64) + index, value, mask=mask & (offset >= 0))
-
-
-@triton.jit
-def _put_rows(arena, fields, row, rows, begin, end, length, low, high, CAUSAL: tl.constexpr):
-    inside = row < rows
-    _put(arena, fields, 0, row, begin, row <= rows)
-    _put(arena, fields, 1, row, length, inside)
-    _put(arena, fields, 2, row, clip(begin, low, high) - low, row <= rows)
-    _put(arena, fields, 3, row, visible_length(begin, end, length, low, high, CAUSAL), inside)
-    _put(arena, fields, 4, row, tl.maximum(length - (end - begin), 0), inside)
-
-
-@triton.jit
-def _put_tokens(
-    arena, fields, table, size, token, padded, position, cached, request, POW2: tl.constexpr
-):
-    inside = token < padded
-    address = tl.load(table).to(tl.pointer_type(tl.int32))
-    width = tl.load(table + 2).to(tl.int32)
-    valid = inside & (cached >= 0)
-    slot = find_slots(address, tl.load(table + 1), width, request, cached, size, valid, POW2)
-    _put(arena, fields, 5, token, position, inside)
-    _put(arena, fields, 6, token, slot, inside)
 
 
 @triton.jit
@@ -105,15 +81,25 @@ def _group_block(
     CAUSAL: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the rows and the tokens of one block of one group's step."""
+    """Write the rows and the tokens of one block of one group's step.
+
+    Every load comes before the first store: a compiler cannot move a load over a store that may
+    overlap it, and eleven loads in a row would cost more than all the rest.
+    """
     row = block * BLOCK + tl.arange(0, BLOCK)
+    at_start, at_len = tl.load(fields), tl.load(fields + 1)
+    at_local_start, at_local_len = tl.load(fields + 2), tl.load(fields + 3)
+    at_first, at_position, at_slot = tl.load(fields + 4), tl.load(fields + 5), tl.load(fields + 6)
+    address = tl.load(table).to(tl.pointer_type(tl.int32))
+    stride, width = tl.load(table + 1), tl.load(table + 2).to(tl.int32)
     if step == 0:
         share = tl.cdiv(tokens, tp_size)
-        begin, end, length = first_rows(
-            query_start_loc, seq_lens, row, real, rows, tokens, pad_query_len, REPEAT
-        )
+        begin, end, length = given_rows(query_start_loc, seq_lens, row, rows)
         position, cached, request = first_tokens(
             query_start_loc, seq_lens, row, block * BLOCK, real, rows, BLOCK
+        )
+        begin, end, length = first_rows(
+            query_start_loc, begin, end, length, row, real, rows, tokens, pad_query_len, REPEAT
         )
         count = rows
     else:
@@ -123,9 +109,18 @@ def _group_block(
         )
         request = row
         count = later_count
+    is_token = row < share * tp_size
+    slot = find_slots(address, stride, width, request, cached, size, is_token & (cached >= 0), POW2)
     low = tp_rank * share
-    _put_rows(arena, fields, row, count, begin, end, length, low, low + share, CAUSAL)
-    _put_tokens(arena, fields, table, size, row, share * tp_size, position, cached, request, POW2)
+    high = low + share
+    visible = visible_length(begin, end, length, low, high, CAUSAL)
+    _put(arena, at_start, row, begin, row <= count)
+    _put(arena, at_len, row, length, row < count)
+    _put(arena, at_local_start, row, clip(begin, low, high) - low, row <= count)
+    _put(arena, at_local_len, row, visible, row < count)
+    _put(arena, at_first, row, tl.maximum(length - (end - begin), 0), row < count)
+    _put(arena, at_position, row, position, is_token)
+    _put(arena, at_slot, row, slot, is_token)
 
 
 @triton.jit
@@ -150,6 +145,9 @@ def _table_block(
     BLOCK: tl.constexpr,
 ):
     """Copy the RoPE rows of one block of tokens."""
+    cos = tl.load(pointer).to(tl.pointer_type(tl.float32))
+    sin = tl.load(pointer + 1).to(tl.pointer_type(tl.float32))
+    at_cos, at_sin = tl.load(rope_layout), tl.load(rope_layout + 1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     if step == 0:
         position, _cached, _request = first_tokens(
@@ -162,12 +160,12 @@ def _table_block(
         )
         count = later_padded
     position = tl.minimum(position, limit - 1)
-    for part in tl.static_range(2):
-        source = tl.load(pointer + part).to(tl.pointer_type(tl.float32))
-        offset = tl.load(rope_layout + part)
-        target = rope_bank + offset.to(tl.int64)
-        mask = (token < count) & (offset >= 0)
-        copy_rows(source, target, position, token, mask, ROTARY, BLOCK_ROTARY)
+    is_token = token < count
+    has_cos, has_sin = is_token & (at_cos >= 0), is_token & (at_sin >= 0)
+    cos_rows = load_rows(cos, position, has_cos, ROTARY, BLOCK_ROTARY)
+    sin_rows = load_rows(sin, position, has_sin, ROTARY, BLOCK_ROTARY)
+    store_rows(rope_bank + at_cos.to(tl.int64), token, cos_rows, has_cos, ROTARY, BLOCK_ROTARY)
+    store_rows(rope_bank + at_sin.to(tl.int64), token, sin_rows, has_sin, ROTARY, BLOCK_ROTARY)
 
 
 @triton.jit(do_not_specialize=RUNTIME)

@@ -61,13 +61,27 @@ def _first_start(given, row, last, real, rows, num_tokens, pad_query_len, REPEAT
 
 
 @triton.jit
-def first_rows(
-    query_start_loc, seq_lens, row, real, rows, num_tokens, pad_query_len, REPEAT: tl.constexpr
-):
-    """Return starts, ends and lengths of the first step's rows."""
+def given_rows(query_start_loc, seq_lens, row, rows):
+    """Load the staged starts, ends and lengths of the first step's rows."""
     begin = tl.load(query_start_loc + row, mask=row <= rows, other=0)
     end = tl.load(query_start_loc + row + 1, mask=row < rows, other=0)
-    length = tl.load(seq_lens + row, mask=row < rows, other=0)
+    return begin, end, tl.load(seq_lens + row, mask=row < rows, other=0)
+
+
+@triton.jit
+def first_rows(
+    query_start_loc,
+    begin,
+    end,
+    length,
+    row,
+    real,
+    rows,
+    num_tokens,
+    pad_query_len,
+    REPEAT: tl.constexpr,
+):
+    """Return starts, ends and lengths of the first step's rows from the given ones."""
     last = tl.load(query_start_loc + real)
     begin = _first_start(begin, row, last, real, rows, num_tokens, pad_query_len, REPEAT)
     end = _first_start(end, row + 1, last, real, rows, num_tokens, pad_query_len, REPEAT)

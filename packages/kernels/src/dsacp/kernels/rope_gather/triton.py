@@ -1,4 +1,4 @@
-"""Triton kernel that gathers RoPE rows, and the copy that other kernels share."""
+"""Triton kernel that gathers RoPE rows, and the row access that other kernels share."""
 
 import triton
 import triton.language as tl
@@ -8,13 +8,19 @@ BLOCK = 8
 
 
 @triton.jit
-def copy_rows(table, out, position, row, mask, ROTARY: tl.constexpr, BLOCK_ROTARY: tl.constexpr):
-    """Copy table rows ``position`` to rows ``row`` of ``out`` where ``mask``."""
+def load_rows(table, position, mask, ROTARY: tl.constexpr, BLOCK_ROTARY: tl.constexpr):
+    """Load table rows where ``mask``."""
     column = tl.arange(0, BLOCK_ROTARY)[None, :]
-    both = mask[:, None] & (column < ROTARY)
-    source = position.to(tl.int64)[:, None] * ROTARY + column
-    target = row.to(tl.int64)[:, None] * ROTARY + column
-    tl.store(out + target, tl.load(table + source, mask=both, other=0.0), mask=both)
+    source = table + position.to(tl.int64)[:, None] * ROTARY + column
+    return tl.load(source, mask=mask[:, None] & (column < ROTARY), other=0.0)
+
+
+@triton.jit
+def store_rows(out, row, values, mask, ROTARY: tl.constexpr, BLOCK_ROTARY: tl.constexpr):
+    """Store values as rows of ``out`` where ``mask``."""
+    column = tl.arange(0, BLOCK_ROTARY)[None, :]
+    target = out + row.to(tl.int64)[:, None] * ROTARY + column
+    tl.store(target, values, mask=mask[:, None] & (column < ROTARY))
 
 
 @triton.jit(do_not_specialize=["positions", "cos", "sin", "out_cos", "out_sin", "length", "count"])
@@ -34,8 +40,10 @@ def _rope_gather_kernel(
     mask = token < count
     position = tl.load(positions + token, mask=mask, other=0)
     position = tl.minimum(tl.maximum(position, 0), length - 1)
-    copy_rows(cos, out_cos, position, token, mask, ROTARY, BLOCK_ROTARY)
-    copy_rows(sin, out_sin, position, token, mask, ROTARY, BLOCK_ROTARY)
+    cos_rows = load_rows(cos, position, mask, ROTARY, BLOCK_ROTARY)
+    sin_rows = load_rows(sin, position, mask, ROTARY, BLOCK_ROTARY)
+    store_rows(out_cos, token, cos_rows, mask, ROTARY, BLOCK_ROTARY)
+    store_rows(out_sin, token, sin_rows, mask, ROTARY, BLOCK_ROTARY)
 
 
 def rope_gather(
