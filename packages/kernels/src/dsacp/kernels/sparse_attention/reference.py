@@ -90,7 +90,9 @@ def _compressed(
     """Return the complete groups up to each row's position: all of them, or the chosen ones."""
     limit = ((rows.position + 1).clamp(min=0) // src.ratio)[:, None]
     rank = torch.arange(src.cmp_width, device=limit.device)
-    entry = rank.expand(limit.shape[0], -1) if chosen is None else chosen.to(torch.int64)
+    entry = rank.expand(limit.shape[0], -1)
+    if chosen is not None:
+        entry = chosen[:, : src.cmp_width].to(torch.int64)
     valid = (rank < limit) & (entry >= 0) & (entry < limit)
     return _paged(entry, valid, table, rows.request, cache)
 
@@ -165,7 +167,7 @@ def _sources(
     window = min(left + right + 1, table.shape[1] * kv.shape[1], longest)
     compressed = 0
     if chosen is not None:
-        compressed = chosen.shape[2]
+        compressed = min(chosen.shape[2], longest // ratio)
     elif cmp_kv is not None and cmp_table is not None:
         compressed = min(cmp_table.shape[1] * cmp_kv.shape[1], longest // ratio)
     if listed is not None:
