@@ -80,7 +80,7 @@ class DsacpBuilderMixin:
         bank = metadata.bank
         step, _ = self.buffers.fill(metadata.host, bank)
         self._stock[bank].update_draft_decode_metadata(metadata)
-        self.buffers.local(step, bank, metadata.replay_start)
+        self.buffers.local(step, bank, metadata.host.num_reqs, metadata.replay_start)
         self.reporter.built("update_draft_decode_metadata", bank, metadata, step)
 
     def _build(self, hook: str, host: Any, bank: int, fast: bool, extra: dict[str, Any]) -> Any:
@@ -96,7 +96,7 @@ class DsacpBuilderMixin:
         )
         stock = self._stock[bank].build(0, ours, fast_build=fast, **extra)
         given = {item.name: getattr(stock, item.name) for item in fields(stock)}
-        local = self.buffers.local(step, bank, stock.replay_start)
+        local = self.buffers.local(step, bank, host.num_reqs, stock.replay_start)
         metadata = self.metadata_class(**given, local=local, host=host.replace(), bank=bank)
         self.reporter.built(hook, bank, metadata, step)
         return metadata

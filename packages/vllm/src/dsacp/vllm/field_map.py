@@ -38,3 +38,15 @@ LOCAL = {
 """Fields of ``LocalWindow``: the rank's slice under context parallelism."""
 
 NOT_USED = "vLLM rotates inside its fused kernels by position, so RoPE banks are not used here"
+
+HOST_ONLY = {
+    "query_start_loc_cpu": "the host's copy",
+    "prefill_seq_lens_cpu": "the host's copy, prefill rows",
+    "prefill_query_lens_cpu": "the host's copy, prefill rows",
+    "prefill_left_visible": "image spans, passed through",
+    "prefill_right_visible": "image spans, passed through",
+    "flashinfer_decode_topk_lens": "filled by FlashInfer layers",
+    "flashinfer_decode_seq_lens": "filled by FlashInfer layers",
+    "flashinfer_sparse_index_cache": "filled by FlashInfer layers",
+}
+"""Tensor fields that we neither write nor need."""

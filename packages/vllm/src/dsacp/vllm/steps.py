@@ -100,8 +100,10 @@ class StepBuffers:
         assert computed is not None, "a window group has raw slots"
         return step, self._banks[bank].write_slots(computed, host.slot_mapping)
 
-    def local(self, step: StepMetadata, bank: int, replay_start: Tensor) -> LocalWindow:
-        """Compute the rank's rows of a filled step in place."""
+    def local(
+        self, step: StepMetadata, bank: int, num_reqs: int, replay_start: Tensor
+    ) -> LocalWindow:
+        """Compute the rank's rows of a filled step of ``num_reqs`` requests in place."""
         return self._banks[bank].build(
-            self._kernels, step.groups[GROUP], step.shard, self._block_size, replay_start
+            self._kernels, step.groups[GROUP], step.shard, num_reqs, self._block_size, replay_start
         )

@@ -77,6 +77,7 @@ class WindowBank:
         kernels: WindowKernels,
         group: GroupMetadata,
         shard: TokenShard,
+        num_reqs: int,
         block_size: int,
         replay_start: Tensor,
     ) -> LocalWindow:
@@ -84,15 +85,16 @@ class WindowBank:
         count = shard.per_rank
         local = LocalWindow(
             shard=shard,
-            query_start_loc=group.local_query_start_loc,
-            seq_lens=group.local_seq_lens,
+            # padded requests have no row in the host's block table
+            query_start_loc=group.local_query_start_loc[: num_reqs + 1],
+            seq_lens=group.local_seq_lens[:num_reqs],
             token_to_req=self.token_to_req[:count],
             valid=self.valid[:count],
             indices=self.indices[:count],
             lens=self.lens[:count],
         )
         torch.ge(self.slots[shard.start : shard.end], 0, out=local.valid)
-        if not count:
+        if not num_reqs:
             return local
         kernels.token_to_req(local.query_start_loc, self.token_to_req, count, count)
         kernels.indices_and_lens(
@@ -106,7 +108,7 @@ class WindowBank:
             local.seq_lens,
             local.token_to_req,
             local.valid,
-            group.block_table,
+            group.block_table[:num_reqs],
             block_size,
             replay_start,
             num_tokens=count,

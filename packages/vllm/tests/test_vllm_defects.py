@@ -1,0 +1,120 @@
+"""The upstream defect that our builder works around, shown on vLLM's own classes."""
+
+import importlib.util
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+if importlib.util.find_spec("vllm") is None:
+    pytest.skip("needs vLLM: nox -s vllm", allow_module_level=True)
+
+
+def advanced_by_the_proposer():
+    """A batch of three requests after step 0, changed in place as the V1 proposer does."""
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    from dsacp.vllm_cpu_kit import register
+
+    register()
+    starts = torch.tensor([0, 4, 8, 12], dtype=torch.int32)
+    common = CommonAttentionMetadata(
+        query_start_loc=starts,
+        query_start_loc_cpu=starts.clone(),
+        seq_lens=torch.tensor([20, 30, 40], dtype=torch.int32),
+        num_reqs=3,
+        num_actual_tokens=12,
+        max_query_len=4,
+        max_seq_len=40,
+        block_table_tensor=torch.arange(12, dtype=torch.int32).view(3, 4),
+        slot_mapping=torch.arange(12),
+    )
+    buffer = torch.zeros(16, dtype=torch.int32)
+    assert common.token_to_req_indices(buffer).tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    common.num_actual_tokens = 3
+    common.max_query_len = 1
+    common.query_start_loc = torch.arange(4, dtype=torch.int32)
+    common.query_start_loc_cpu = torch.arange(4, dtype=torch.int32)
+    return common, buffer
+
+
+def test_later_draft_steps_still_see_the_map_of_step_0() -> None:
+    """vLLM 0.32: every request's later draft tokens read request 0's block table (V1).
+
+    Fails when upstream clears the map: then drop the clearing in ``DsacpBuilderMixin._build``.
+    """
+    common, buffer = advanced_by_the_proposer()
+    assert common.token_to_req_indices(buffer).tolist() == [0, 0, 0]
+
+
+def test_a_cleared_map_names_each_request() -> None:
+    common, buffer = advanced_by_the_proposer()
+    fresh = common.replace(_token_to_req_indices_cache=None)
+    assert fresh.token_to_req_indices(buffer).tolist() == [0, 1, 2]
+
+
+def test_every_tensor_field_of_the_metadata_is_in_the_map() -> None:
+    from dataclasses import fields
+
+    from vllm.v1.attention.backends.mla.sparse_swa import DeepseekSparseSWAMetadata
+
+    from dsacp.vllm.field_map import FROM_BUILDER, FROM_STOCK, HOST_ONLY
+
+    tensors = {
+        item.name for item in fields(DeepseekSparseSWAMetadata) if "Tensor" in str(item.type)
+    }
+    assert tensors - FROM_BUILDER.keys() - FROM_STOCK.keys() == HOST_ONLY.keys()
+
+
+def test_the_installed_contract_has_every_hook() -> None:
+    from dsacp.vllm.plugin import missing_hooks
+
+    assert missing_hooks() == []
+
+
+def test_a_changed_signature_is_found_in_the_installed_engine(monkeypatch) -> None:
+    from vllm.v1.attention.backends.mla import sparse_swa as swa
+
+    from dsacp.vllm.plugin import missing_hooks
+
+    stock = swa.DeepseekSparseSWABackend.get_builder_cls()
+
+    def build_for_drafting(self, metadata) -> None: ...
+
+    monkeypatch.setattr(stock, "build_for_drafting", build_for_drafting)
+    (blocker,) = missing_hooks()
+    assert "without common_attn_metadata, draft_index" in blocker.found
+
+
+def test_registering_twice_wraps_once() -> None:
+    from vllm.v1.attention.backends.mla import sparse_swa as swa
+
+    from dsacp.vllm import register
+
+    register()
+    wrapped = swa.DeepseekV4SWACache.__init__
+    register()
+    assert swa.DeepseekV4SWACache.__init__ is wrapped
+
+
+def test_only_draft_layers_are_adopted() -> None:
+    from vllm.v1.attention.backends.mla import sparse_swa as swa
+
+    from dsacp.vllm.plugin import adopt
+
+    config = SimpleNamespace(
+        additional_config={"enable_dsa_cp": True},
+        parallel_config=SimpleNamespace(),
+        speculative_config=SimpleNamespace(method="mtp", num_speculative_tokens=3),
+        model_config=SimpleNamespace(
+            hf_config=SimpleNamespace(compress_ratios=[1, 4], num_hidden_layers=2)
+        ),
+    )
+    stock = swa.DeepseekSparseSWABackend
+    target = SimpleNamespace(prefix="model.layers.1.attn.swa_cache", backend_cls=stock)
+    draft = SimpleNamespace(prefix="model.layers.2.attn.swa_cache", backend_cls=stock)
+    assert not adopt(target, config, swa)
+    assert target.backend_cls is stock
+    assert adopt(draft, config, swa)
+    assert draft.backend_cls.get_name() == "DSACP_SPARSE_SWA"
+    assert issubclass(draft.backend_cls.get_builder_cls(), stock.get_builder_cls())
