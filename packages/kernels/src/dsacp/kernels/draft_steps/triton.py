@@ -12,9 +12,9 @@ from dsacp.kernels.draft_steps.triton_locate import MAX_REQUESTS
 from dsacp.kernels.slot_mapping.triton import block_divisor
 
 TABLES_PER_LAUNCH = 4
-BLOCK = 16
-ROPE_BLOCK = 8
-WARPS = 2
+CUDA_TILES = (8, 4, 1)
+OTHER_TILES = (32, 16, 4)
+"""Rows, RoPE rows and warps of a program. Measured on an H200; an NPU has few, wide cores."""
 
 
 def draft_steps(
@@ -57,15 +57,16 @@ def draft_steps(
     groups = _chunks([0] * len(block_sizes), 60 // bits)
     tables = _chunks([table.shape[1] for table in cos_tables], TABLES_PER_LAUNCH)
     padded = round_up(token_counts[0], tp_size)
+    block, rope_block, warps = CUDA_TILES if arena.is_cuda else OTHER_TILES
     for group, table in zip_longest(groups, tables, fillvalue=range(0)):
         lengths = [cos_tables[index].shape[0] for index in table]
         rotary = cos_tables[table.start].shape[1] if table else 1
         for first, ahead, steps, count in _runs(row_counts):
             later_padded = round_up(count, tp_size)
-            blocks = first * triton.cdiv(max(row_counts[0] + 1, padded), BLOCK)
-            blocks += steps * triton.cdiv(max(count + 1, later_padded), BLOCK)
-            rope_blocks = first * triton.cdiv(padded, ROPE_BLOCK)
-            rope_blocks += steps * max(triton.cdiv(later_padded, ROPE_BLOCK), 1)
+            blocks = first * triton.cdiv(max(row_counts[0] + 1, padded), block)
+            blocks += steps * triton.cdiv(max(count + 1, later_padded), block)
+            rope_blocks = first * triton.cdiv(padded, rope_block)
+            rope_blocks += steps * max(triton.cdiv(later_padded, rope_block), 1)
             draft_steps_kernel[(len(group) * blocks + len(table) * rope_blocks,)](
                 query_start_loc,
                 seq_lens,
@@ -100,9 +101,9 @@ def draft_steps(
                 CAUSAL=causal,
                 ROTARY=rotary,
                 BLOCK_ROTARY=triton.next_power_of_2(rotary),
-                BLOCK=BLOCK,
-                ROPE_BLOCK=ROPE_BLOCK,
-                num_warps=WARPS,
+                BLOCK=block,
+                ROPE_BLOCK=rope_block,
+                num_warps=warps,
             )
 
 
