@@ -12,21 +12,27 @@ from pathlib import Path
 
 from ascend import Hivm, compile_launch
 from cases import CASES
-from launches import record
+from launches import Launch, record
 
 ARCHS = ("Ascend910B3", "Ascend910_9391")
 BUDGET = Path(__file__).with_name("hivm_budget.json")
 
 
+LAUNCHES: dict[str, list[Launch]] = {}
+
+
 def _compile(case: str, index: int, arch: str) -> Hivm:
-    return compile_launch(record(CASES[case])[index], arch)
+    return compile_launch(LAUNCHES[case][index], arch)
 
 
 def isolated(case: str, index: int, arch: str) -> Hivm:
-    """Compile in a process of its own: an assertion of MLIR ends the whole interpreter."""
+    """Compile in a process of its own: an assertion of MLIR ends the whole interpreter.
+
+    The launches were recorded before, because torch's threads do not survive a fork.
+    """
     with multiprocessing.get_context("fork").Pool(1) as pool:
         try:
-            return pool.apply_async(_compile, (case, index, arch)).get(timeout=120)
+            return pool.apply_async(_compile, (case, index, arch)).get(timeout=240)
         except multiprocessing.TimeoutError:
             return Hivm("none", "the compiler process died or hung")
 
@@ -37,8 +43,9 @@ def main() -> int:
     budget: dict[str, int] = json.loads(BUDGET.read_text()) if BUDGET.exists() else {}
     counted: dict[str, int] = {}
     failures = 0
-    for case, call in CASES.items():
-        for index, launch in enumerate(record(call)):
+    LAUNCHES.update({case: record(call) for case, call in CASES.items()})
+    for case, launches in LAUNCHES.items():
+        for index, launch in enumerate(launches):
             label = f"{case}/{index}/{launch.name}"
             for arch in archs:
                 result = isolated(case, index, arch)

@@ -17,6 +17,7 @@ POINTERS = {
     torch.float32: "*fp32",
     torch.bfloat16: "*bf16",
     torch.float16: "*fp16",
+    torch.int8: "*i8",
     torch.bool: "*i1",
 }
 
