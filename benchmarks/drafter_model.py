@@ -1,4 +1,4 @@
-"""A drafter of DeepSeek-V4 shape for timing: one window layer, its MoE stood in for by a dense MLP."""
+"""A drafter of DeepSeek-V4 shape for timing: one window layer, a dense MLP in place of its MoE."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,7 @@
 """Replay random engine steps from graphs and compare every word with an eager build.
 
+With `--oracle cpu` the eager side is the torch reference on the CPU.
+
 Run: python benchmarks/random_steps.py [--steps N] [--tp SIZE] [--rank RANK]
 """
 
@@ -19,7 +21,9 @@ from dsacp.sas_metadata import SasSpec
 DRAFT_TOKENS, MAX_MODEL_LEN, BUCKETS = 3, 4096, (8, 16, 32, 64, 128, 256)
 
 
-def make_builder(tp: int, rank: int, tables: dict[str, torch.Tensor]) -> DraftMetadataBuilder:
+def make_builder(
+    tp: int, rank: int, tables: dict[str, torch.Tensor], device: str
+) -> DraftMetadataBuilder:
     """Return a builder of two draft groups of different block sizes."""
     capacity = DraftCapacity.from_config(64, 512, DRAFT_TOKENS, tp, BUCKETS)
     rope = RopeRegistry()
@@ -29,9 +33,9 @@ def make_builder(tp: int, rank: int, tables: dict[str, torch.Tensor]) -> DraftMe
     groups = [GroupSpec("a", 64, sas=spec), GroupSpec("b", 128, sas=spec)]
     shard = TokenShard(0, tp, rank)
     builder = DraftMetadataBuilder(
-        capacity, groups, rope, shard, "cuda", max_model_len=MAX_MODEL_LEN
+        capacity, groups, rope, shard, device, max_model_len=MAX_MODEL_LEN
     )
-    builder.bind(tables)
+    builder.bind({name: table.to(device) for name, table in tables.items()})
     return builder
 
 
@@ -53,6 +57,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=10000)
     parser.add_argument("--tp", type=int, default=8)
     parser.add_argument("--rank", type=int, default=3)
+    parser.add_argument("--oracle", choices=["cuda", "cpu"], default="cuda")
     options = parser.parse_args()
     rng = random.Random(0)
     print(card())
@@ -61,8 +66,8 @@ def main() -> int:
     tables = {
         name: torch.randint(0, 9999, shape, dtype=torch.int32, device="cuda") for name in "ab"
     }
-    eager = make_builder(options.tp, options.rank, tables)
-    graphed = make_builder(options.tp, options.rank, tables)
+    eager = make_builder(options.tp, options.rank, tables, options.oracle)
+    graphed = make_builder(options.tp, options.rank, tables, "cuda")
     graphs = {}
     guards = GraphGuard(graphed.regions(), graphed.storages(), lambda: graphed.generation)
     for bucket in BUCKETS:
@@ -75,7 +80,8 @@ def main() -> int:
         graphed.stage(batch)
         graphs[batch.bucket].replay()
         for left, right in zip(eager.storages(), graphed.storages(), strict=True):
-            differing += (left.view(torch.int32) != right.view(torch.int32)).sum()
+            left = left.to(right.device).view(torch.int32)
+            differing += (left != right.view(torch.int32)).sum()
         if step % 1000 == 999:
             guards.check()
             print(f"{step + 1} steps, {int(differing)} differing words", flush=True)
