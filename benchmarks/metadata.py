@@ -73,8 +73,8 @@ def time_steps(num_reqs: int, num_groups: int) -> dict[str, object]:
         "device_us": graph_us([partial(made.refresh, bucket) for made in builders]),
         "host_us": host_us(partial(builders[0].refresh, bucket)),
         "host_with_staging_us": host_us(partial(builders[0].build_all, inputs)),
-        "launches_refresh": refresh_counter.launches,
-        "launches_with_staging": build_counter.launches,
+        "launches_refresh": refresh_counter.count,
+        "launches_with_staging": build_counter.count,
     }
 
 

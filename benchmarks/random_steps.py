@@ -80,8 +80,8 @@ def main() -> int:
         graphed.stage(batch)
         graphs[batch.bucket].replay()
         for left, right in zip(eager.storages(), graphed.storages(), strict=True):
-            left = left.to(right.device).view(torch.int32)
-            differing += (left != right.view(torch.int32)).sum()
+            expected = left.to(right.device).view(torch.int32)
+            differing += (expected != right.view(torch.int32)).sum()
         if step % 1000 == 999:
             guards.check()
             print(f"{step + 1} steps, {int(differing)} differing words", flush=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dsacp.app.settings import ReplayConfig, resolve
+from dsacp.app.settings import ReplayConfig
 from dsacp.app.trace import load_trace
 from dsacp.core import DsacpError
 
@@ -131,7 +131,7 @@ def explain(
 def _replay(config: ReplayConfig) -> int:
     try:
         trace = load_trace(config.trace, config.requests)
-        resolve(config, trace)
+        _commands().check(config, trace)
     except DsacpError as error:
         raise _stop(error, BAD_INPUT) from None
     try:

@@ -8,18 +8,23 @@ from rich.console import Console
 
 from dsacp.app.progress import bar
 from dsacp.app.report import print_report, write_json
-from dsacp.app.session import run_replay
+from dsacp.app.session import make_setup, run_replay
 from dsacp.app.settings import ReplayConfig
 from dsacp.app.trace import TraceRequest
 from dsacp.sas_metadata import SasSpec, plan_sas
 from dsacp.sas_metadata import explain as explain_words
 
 
+def check(config: ReplayConfig, trace: Sequence[TraceRequest]) -> None:
+    """Raise ``DsacpError`` if the settings contradict each other or do not fit the trace."""
+    make_setup(config, trace)
+
+
 def replay(config: ReplayConfig, trace: Sequence[TraceRequest], console: Console) -> bool:
     """Replay a trace behind a progress bar, report, and return whether nothing differed.
 
     Raises:
-        DsacpError: settings contradict each other, or a guard found a broken invariant.
+        DsacpError: a guard found a broken invariant.
     """
     with bar(len(trace), console) as progress:
         result = run_replay(config, trace, progress)

@@ -67,12 +67,23 @@ def run_ranks(
         return prepare(config, trace, ranks).run(progress)
 
 
-def prepare(config: ReplayConfig, trace: Sequence[TraceRequest], ranks: Sequence[int]) -> Replay:
-    """Allocate both executors of some ranks and capture every bucket."""
+def make_setup(
+    config: ReplayConfig, trace: Sequence[TraceRequest]
+) -> tuple[Setup, ModelConfig | None]:
+    """Check the settings against the trace and derive everything from them.
+
+    Raises:
+        DsacpError: settings contradict each other.
+    """
     limits = resolve(config, trace)
     model = ModelConfig(seed=config.seed) if config.drafter == "mtp" else None
     shape = AttentionShape() if model is None else model.attention
-    setup = Setup.of(config, limits, shape.plan(limits.max_model_len))
+    return Setup.of(config, limits, shape.plan(limits.max_model_len)), model
+
+
+def prepare(config: ReplayConfig, trace: Sequence[TraceRequest], ranks: Sequence[int]) -> Replay:
+    """Allocate both executors of some ranks and capture every bucket."""
+    setup, model = make_setup(config, trace)
     eager = [RankBuilders.of(setup, rank) for rank in ranks]
     graph = [RankBuilders.of(setup, rank) for rank in ranks]
     guard = guard_of({"eager": eager, "graph": graph})

@@ -58,6 +58,11 @@ class ModelConfig:
             )
 
     @property
+    def scale(self) -> float:
+        """Factor of attention logits; twice the usual, so that single keys decide a token."""
+        return 2.0 * self.head_dim**-0.5
+
+    @property
     def attention(self) -> AttentionShape:
         """What KV groups, work splits and RoPE are derived from."""
         return AttentionShape(

@@ -100,7 +100,7 @@ def _attend(
         window.local_query_start_loc,
         window.local_seq_lens,
         weights.sinks,
-        scale=config.head_dim**-0.5,
+        scale=config.scale,
         window_left=config.window - 1,
         cmp_ratio=shape.ratio,
         sas_metadata=plan_group.sas_metadata,

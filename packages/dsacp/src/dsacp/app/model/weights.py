@@ -7,8 +7,8 @@ from torch import Tensor
 
 from dsacp.app.model.config import ModelConfig
 
-CONTEXT_GAIN = 1.05
-DRAFT_CONTEXT_GAIN = 1.8
+CONTEXT_GAIN = 0.85
+DRAFT_CONTEXT_GAIN = 1.0
 DRAFT_HIDDEN_GAIN = 0.6
 
 

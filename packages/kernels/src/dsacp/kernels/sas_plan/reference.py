@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dsacp.core import LayoutError
 from dsacp.kernels.sas_plan.costs import PlanSpec
 from dsacp.kernels.sas_plan.planner import Cursor, largest_block_count, split_rows
-from dsacp.kernels.sas_plan.table import PLAN_WORDS
+from dsacp.kernels.sas_plan.table import PLAN_WORDS, check_plans
 
 
 def encode(spec: PlanSpec, ends: Sequence[Cursor], block_count: int) -> "array[int]":
@@ -42,8 +41,7 @@ def plan_words(spec: PlanSpec, starts: Sequence[int], seq_lens: Sequence[int]) -
 def sas_plan(query_start_loc: Tensor, seq_lens: Tensor, out: Tensor, plans: Tensor) -> None:
     """Write every plan of the table; see the package function."""
     table = plans.tolist()
-    for index in range(len(table)):
-        _check_plan(index, table, query_start_loc, seq_lens, out)
+    check_plans(table, query_start_loc, seq_lens, out)
     for row in table:
         starts_at, lens_at, out_at, rows = row[:4]
         target = out[out_at : out_at + PLAN_WORDS]
@@ -57,26 +55,3 @@ def sas_plan(query_start_loc: Tensor, seq_lens: Tensor, out: Tensor, plans: Tens
             seq_lens[lens_at : lens_at + rows].tolist(),
         )
         target.copy_(torch.frombuffer(words, dtype=torch.int32))
-
-
-def _check_plan(
-    index: int, table: list[list[int]], query_start_loc: Tensor, seq_lens: Tensor, out: Tensor
-) -> None:
-    row = table[index]
-    starts_at, lens_at, out_at, rows = row[:4]
-    for name, tensor, start, size in (
-        ("query_start_loc", query_start_loc, starts_at, rows + 1),
-        ("seq_lens", seq_lens, lens_at, rows),
-        ("out", out, out_at, PLAN_WORDS),
-    ):
-        if start < 0 or size < 0 or start + size > tensor.numel():
-            raise LayoutError(
-                f"plan {index} needs words {start}..{start + size} of {name}, which holds "
-                f"{tensor.numel()}: fix the offsets or the row count of the plan"
-            )
-    source = row[13]
-    if source >= 0 and (source >= index or table[source][13] >= 0):
-        raise LayoutError(
-            f"plan {index} copies plan {source}, which is not an earlier plan of its own: name the "
-            "first plan of equal inputs"
-        )
