@@ -1,0 +1,208 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from dsacp.app.acceptance import GeometricAcceptance
+from dsacp.app.executors import warm_up_batch
+from dsacp.app.passes import MetadataOnly
+from dsacp.app.scheduling import EngineStep, RowPlan
+from dsacp.app.session import prepare, run_replay
+from dsacp.app.settings import ReplayConfig, resolve
+from dsacp.app.synthetic import synthetic_trace
+from dsacp.core import CapacityError, LayoutError
+
+TRACE = synthetic_trace(7, seed=3)
+BASE = ReplayConfig(
+    drafter="none",
+    tp=2,
+    max_num_seqs=5,
+    max_num_batched_tokens=40,
+    capture_sizes=(4, 16, 32),
+    workers=1,
+)
+
+
+def silent(finished, steps):
+    pass
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"tp": 1, "draft_tokens": 1},
+        {"tp": 3, "draft_tokens": 2, "padding": "repeat", "overflow": "saturate"},
+        {"tp": 3, "draft_tokens": 5, "layout": "tokens"},
+        {"capture_sizes": ()},
+        {"max_model_len": 45, "overflow": "reset"},
+        {"max_model_len": 45, "overflow": "saturate", "layout": "tokens"},
+        {"kv_tokens": 256, "max_model_len": 256, "padding": "repeat"},
+    ],
+    ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()) or "base",
+)
+def test_eager_and_graph_agree_with_each_other_and_with_the_schedule(changes):
+    result = run_replay(replace(BASE, **changes), TRACE, silent)
+    assert result.findings.examples == []
+    assert result.ok
+    assert result.requests + result.refused == len(TRACE)
+    assert result.findings.fields_compared > 0
+    captured = {size for size in result.buckets if size}
+    assert bool(captured) == (changes.get("capture_sizes") != ())
+
+
+def test_more_captured_rows_than_requests_were_allowed():
+    """vllm-ascend #10763 crashed here: max_num_seqs 6, capture 16 tokens, 3 and 4 requests."""
+    config = replace(BASE, max_num_seqs=6, capture_sizes=(16,), layout="tokens", draft_tokens=3)
+    result = run_replay(config, TRACE, silent)
+    assert result.ok
+    assert result.buckets[16] > 0
+
+
+@pytest.mark.parametrize("role", ["target", "draft"])
+def test_a_word_that_differs_is_named(role):
+    replay = prepare(BASE, TRACE, (0, 1))
+    builder = getattr(replay._graph.ranks[1], role)
+    group = builder.config.groups[0].name
+    region = next(r for r in builder.regions() if (r.group, r.field) == (group, "positions"))
+    storage = builder.storages()[0]
+    word = (region.address - storage.data_ptr()) // 4
+    compare = replay._comparer.compare
+
+    def corrupt(index, owner, left, right):
+        storage[word] += 1
+        compare(index, owner, left, right)
+
+    replay._comparer.compare = corrupt
+    result = replay.run(silent)
+    assert not result.ok
+    text = str(result.findings.examples[0])
+    assert f"rank 1 {role} draft step 0" in text
+    assert f"groups['{group}'].positions" in text
+    assert "entries, first at [0]" in text
+
+
+def test_both_wrong_in_the_same_way_differs_from_the_schedule():
+    replay = prepare(BASE, TRACE, (0,))
+    table = replay.setup.tables.tensors["draft"]
+    eager = replay._eager.draft
+
+    def shifted(batch, rejected, target):
+        table.add_(1)
+        try:
+            return eager(batch, rejected, target)
+        finally:
+            table.sub_(1)
+
+    object.__setattr__(replay._eager, "draft", shifted)
+    graph = replay._graph.draft
+
+    def shifted_graph(batch, rejected, target):
+        table.add_(1)
+        try:
+            return graph(batch, rejected, target)
+        finally:
+            table.sub_(1)
+
+    object.__setattr__(replay._graph, "draft", shifted_graph)
+    result = replay.run(silent)
+    assert "the schedule says" in str(result.findings.examples[0])
+    assert "slot_mapping" in str(result.findings.examples[0])
+
+
+def test_metadata_that_moves_is_counted():
+    replay = prepare(BASE, TRACE, (0,))
+    build = replay._eager.target
+
+    def cloned(batch):
+        ((step,),), result = build(batch)
+        group = step.groups["swa"]
+        moved = replace(
+            group, seq_lens=torch.cat([group.seq_lens, group.seq_lens])[: group.seq_lens.numel()]
+        )
+        return ((replace(step, groups={**step.groups, "swa": moved}),),), result
+
+    object.__setattr__(replay._eager, "target", cloned)
+    kept = []
+    look = replay._addresses.look
+
+    def keep(label, metadata):
+        kept.append(metadata)
+        look(label, metadata)
+
+    replay._addresses.look = keep
+    result = replay.run(silent)
+    assert result.findings.addresses_moved > 0
+    assert not result.ok
+
+
+def test_overwritten_guard_word_stops_the_replay():
+    replay = prepare(BASE, TRACE, (0,))
+    builder = replay._graph.ranks[0].draft
+    region = next(r for r in builder.regions() if r.field == "seq_lens")
+    storage = builder.storages()[0]
+    storage[(region.address + region.nbytes - storage.data_ptr()) // 4] = 7
+    with pytest.raises(CapacityError, match=r"graph\.rank0\.draft"):
+        replay.run(silent)
+
+
+def test_ranks_shared_by_processes_find_the_same():
+    alone = run_replay(BASE, TRACE, silent)
+    shared = run_replay(replace(BASE, workers=2), TRACE, silent)
+    assert shared.ranks == alone.ranks == (0, 1)
+    assert shared.steps == alone.steps
+    assert shared.accepted == alone.accepted
+    assert shared.findings.fields_compared == alone.findings.fields_compared
+    assert shared.ok
+
+
+def test_acceptance_is_geometric_and_seeded():
+    rows = tuple(RowPlan(i, 9, 4, 3, is_decode=True, samples=True) for i in range(2000))
+    step = EngineStep(0, 0.0, rows, True, ())
+    first = GeometricAcceptance(0.7, 3, seed=5).sampled(step)
+    assert first == GeometricAcceptance(0.7, 3, seed=5).sampled(step)
+    for accepted in (1, 2, 3):
+        share = sum(count > accepted for count in first) / len(first)
+        assert abs(share - 0.7**accepted) < 0.04
+    assert set(GeometricAcceptance(1.0, 3, 0).sampled(step)) == {4}
+    assert set(GeometricAcceptance(0.0, 3, 0).sampled(step)) == {1}
+
+
+def test_limits_follow_the_trace_and_the_grid():
+    limits = resolve(replace(BASE, max_num_seqs=None, tp=8, draft_tokens=3), TRACE)
+    longest = max(request.input_length + request.output_length for request in TRACE)
+    assert limits.max_model_len >= longest + 4
+    assert limits.max_num_seqs == 64
+    assert limits.capture_sizes == (8, 16, 32)
+    assert limits.kv_tokens >= 2 * limits.max_model_len
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tp": 0}, "--tp above 0, found 0"),
+        ({"acceptance": 1.5}, "--acceptance in 0..1, found 1.5"),
+        ({"padding": "zeros"}, "--padding as one of dummy, repeat, found 'zeros'"),
+        ({"step_ms": -1.0}, "--step-ms above 0"),
+        ({"capture_sizes": (8, 0)}, "--capture-sizes above 0"),
+    ],
+)
+def test_settings_outside_their_range_are_named(changes, message):
+    with pytest.raises(LayoutError, match=message):
+        replace(BASE, **changes)
+
+
+def test_warm_up_batch_is_uniform_and_metadata_only_reads_nothing():
+    batch = warm_up_batch(3, 4, 16)
+    assert batch.query_start_loc.tolist() == [0, 4, 8, 12]
+    assert batch.seq_lens.tolist() == [4, 4, 4]
+    assert MetadataOnly().target(()) is None
+    assert MetadataOnly().draft((), None) is None
