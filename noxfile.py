@@ -16,13 +16,13 @@ nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = False  # `summary` names them instead
 nox.options.download_python = "never"
-nox.options.sessions = ["lint", "types", "layers", "tests", "integration", "summary"]
+nox.options.sessions = ["lint", "types", "layers", "tests", "integration", "vllm", "summary"]
 
 PYTHON = "3.11"
 TORCH = "2.13.0"
 MATRIX_PYTHONS = ["3.12", "3.13"]
 MATRIX_TORCHES = ["2.10.0", "2.15.0"]
-ON_REQUEST = ["matrix", "slow"]
+ON_REQUEST = ["matrix", "slow", "demo"]
 """Tags of sessions that cost too much for every run, or need what not every machine has."""
 
 support.show_all_pythons()
@@ -80,6 +80,27 @@ def slow(session: nox.Session) -> None:
     """Long runs of all packages."""
     support.install(session, *support.PACKAGES, groups=["test"], torch=TORCH)
     support.pytest(session, "packages", "tests", "-m", "slow", success_codes=(0, 5))
+
+
+@nox.session(python=PYTHON)
+def vllm(session: nox.Session) -> None:
+    """The plug-in inside real vLLM on the CPU, in its own environment."""
+    support.install(session, *support.PACKAGES, groups=["test"], extra=support.VLLM)
+    support.pytest(session, "packages/vllm/tests", "packages/vllm-cpu-kit/tests")
+
+
+@nox.session(python=PYTHON, tags=["slow"])
+def vllm_slow(session: nox.Session) -> None:
+    """Long runs in real vLLM: prefix caching, dynamic draft tokens, the V2 runner."""
+    support.install(session, *support.PACKAGES, groups=["test"], extra=support.VLLM)
+    support.pytest(session, "packages/vllm/tests", "-m", "slow")
+
+
+@nox.session(python=PYTHON, tags=["demo"])
+def serve_demo(session: nox.Session) -> None:
+    """`dsacp serve-demo` in real vLLM; arguments after `--` go to it."""
+    support.install(session, *support.PACKAGES, extra=support.VLLM)
+    session.run("python", "-m", "dsacp.vllm.demo", *session.posargs, env=support.ONE_THREAD)
 
 
 # Stays the last session of the file: sessions run in this order.

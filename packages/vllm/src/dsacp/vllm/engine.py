@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dsacp.vllm.report import GUARD_VARIABLE, REPORT_VARIABLE, read_reports
 
 PROMPT_LENGTHS = (5, 70, 150, 300, 17, 33)
@@ -93,8 +95,9 @@ def environment(scenario: Scenario, reports: Path) -> dict[str, str]:
         else "|".join(str(index % (os.cpu_count() or 1)) for index in range(scenario.tp)),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0" if scenario.tp == 1 else "1",
         "VLLM_USE_V2_MODEL_RUNNER": "1" if scenario.v2 else "0",
-        "VLLM_WORKER_MULTIPROC_METHOD": "fork",
         "VLLM_NO_USAGE_STATS": "1",
+        # matrices this small wait for threads more than they gain from them
+        "OMP_NUM_THREADS": "1",
         REPORT_VARIABLE: str(reports),
         GUARD_VARIABLE: "1" if scenario.guard else "0",
     }
