@@ -1,5 +1,6 @@
 """Sizes of the seeded DeepSeek-V4-shaped model."""
 
+import math
 from dataclasses import dataclass
 
 from dsacp.app.groups import AttentionShape
@@ -60,7 +61,7 @@ class ModelConfig:
     @property
     def scale(self) -> float:
         """Factor of attention logits; twice the usual, so that single keys decide a token."""
-        return 2.0 * self.head_dim**-0.5
+        return 2.0 / math.sqrt(self.head_dim)
 
     @property
     def attention(self) -> AttentionShape:
