@@ -182,6 +182,7 @@ def test_limits_follow_the_trace_and_the_grid():
     assert limits.max_model_len >= longest + 4
     assert limits.max_num_seqs == 64
     assert limits.capture_sizes == (8, 16, 32)
+    assert limits.asked_sizes == (4, 16, 32)
     assert limits.kv_tokens >= 2 * limits.max_model_len
 
 

@@ -119,6 +119,8 @@ class GraphExecutor:
             targets[size] = _capture_target(ranks, passes, size, guard)
             result = targets[size].output[1]
             drafts[size] = _capture_draft(ranks, passes, size, guard, result)
+            guard.watch(targets[size].output[0], f"target{size}")
+            guard.watch(drafts[size].output[0], f"draft{size}")
         return cls(ranks, passes, targets, drafts)
 
     def target(self, batch: HostBatch) -> TargetRun:

@@ -26,7 +26,7 @@ def report_rows(result: ReplayResult) -> list[tuple[str, str]]:
     rate = result.steps / result.seconds if result.seconds else 0.0
     rows = [
         ("engine steps", f"{result.steps:,} in {result.seconds:.1f} s ({rate:.1f} per second)"),
-        ("captures", f"{result.capture_seconds:.1f} s"),
+        ("captured sizes", _captured(result)),
         ("requests", _requests(result)),
         ("tokens", f"{result.prompt_tokens:,} prompt, {result.output_tokens:,} generated"),
         ("acceptance by position", _acceptance(result)),
@@ -51,6 +51,13 @@ def write_json(result: ReplayResult, path: Path) -> None:
 def _requests(result: ReplayResult) -> str:
     refused = f", {result.refused} refused" if result.refused else ""
     return f"{result.requests:,} finished{refused}, {result.preemptions} preemptions"
+
+
+def _captured(result: ReplayResult) -> str:
+    sizes = ", ".join(str(size) for size in result.captured) or "none"
+    changed = sorted(set(result.asked) - set(result.captured))
+    rounded = f", rounded up from {changed}" if changed else ""
+    return f"{sizes} in {result.capture_seconds:.1f} s{rounded}"
 
 
 def _acceptance(result: ReplayResult) -> str:

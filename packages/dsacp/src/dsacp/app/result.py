@@ -41,6 +41,8 @@ class ReplayResult:
         findings: what differed.
         buffer_bytes: bytes of buffers by owner.
         cost: of metadata, None when no step used a bucket.
+        captured: sizes captured.
+        asked: sizes that the captured ones were rounded up from.
         ranks: ranks checked.
         seconds: wall time of the steps.
         capture_seconds: wall time of the captures.
@@ -59,6 +61,8 @@ class ReplayResult:
     findings: Findings = field(default_factory=Findings)
     buffer_bytes: Counter[str] = field(default_factory=Counter)
     cost: MetadataCost | None = None
+    captured: tuple[int, ...] = ()
+    asked: tuple[int, ...] = ()
     ranks: tuple[int, ...] = ()
     seconds: float = 0.0
     capture_seconds: float = 0.0

@@ -87,7 +87,8 @@ def prepare(config: ReplayConfig, trace: Sequence[TraceRequest], ranks: Sequence
     eager = [RankBuilders.of(setup, rank) for rank in ranks]
     graph = [RankBuilders.of(setup, rank) for rank in ranks]
     guard = guard_of({"eager": eager, "graph": graph})
-    result = ReplayResult(ranks=tuple(ranks))
+    sizes = setup.capacity.capture_sizes
+    result = ReplayResult(ranks=tuple(ranks), captured=sizes, asked=setup.limits.asked_sizes)
     driver: Driver
     passes: tuple[Passes, Passes]
     if model is None:
@@ -95,7 +96,6 @@ def prepare(config: ReplayConfig, trace: Sequence[TraceRequest], ranks: Sequence
     else:
         driver, passes = _modelled(setup, model, trace, result)
     begin = time.perf_counter()
-    sizes = setup.capacity.capture_sizes
     replayed = GraphExecutor.captured(graph, passes[1], sizes, guard)
     result.capture_seconds = time.perf_counter() - begin
     return Replay(setup, trace, EagerExecutor(eager, passes[0]), replayed, guard, driver, result)

@@ -100,6 +100,7 @@ class Limits:
         max_model_len: tokens at which a request ends.
         kv_tokens: raw tokens that every KV group can hold.
         capture_sizes: step-0 tokens to capture, on the grid of lcm(K+1, tp).
+        asked_sizes: what they were rounded up from.
     """
 
     max_num_seqs: int
@@ -107,6 +108,7 @@ class Limits:
     max_model_len: int
     kv_tokens: int
     capture_sizes: tuple[int, ...]
+    asked_sizes: tuple[int, ...]
 
 
 def resolve(config: ReplayConfig, trace: Sequence[TraceRequest]) -> Limits:
@@ -125,7 +127,7 @@ def resolve(config: ReplayConfig, trace: Sequence[TraceRequest]) -> Limits:
     given = config.capture_sizes
     sizes = default_captures(seqs, query_len) if given is None else given
     aligned = align_capture_sizes(sizes, config.draft_tokens, config.tp)
-    return Limits(seqs, budget, model_len, kv_tokens, aligned)
+    return Limits(seqs, budget, model_len, kv_tokens, aligned, tuple(sorted(set(sizes))))
 
 
 def default_captures(max_num_seqs: int, query_len: int) -> tuple[int, ...]:
