@@ -16,7 +16,17 @@ nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = False  # `summary` names them instead
 nox.options.download_python = "never"
-nox.options.sessions = ["lint", "types", "layers", "tests", "integration", "vllm", "summary"]
+nox.options.sessions = [
+    "lint",
+    "types",
+    "layers",
+    "tests",
+    "integration",
+    "triton",
+    "hivm",
+    "vllm",
+    "summary",
+]
 
 PYTHON = "3.11"
 TORCH = "2.13.0"
@@ -80,6 +90,35 @@ def slow(session: nox.Session) -> None:
     """Long runs of all packages."""
     support.install(session, *support.PACKAGES, groups=["test"], torch=TORCH)
     support.pytest(session, "packages", "tests", "-m", "slow", success_codes=(0, 5))
+
+
+@nox.session(python=PYTHON)
+def triton(session: nox.Session) -> None:
+    """Triton kernels: interpreted against their references, and compiled for sm_90."""
+    _offline(session, support.TRITON)
+    session.run("python", "tools/offline/compile_cuda.py", "90", env=support.ONE_THREAD)
+    session.env.update({"TRITON_INTERPRET": "1", **support.ONE_THREAD})
+    support.pytest(session, "packages/kernels/tests/triton")
+
+
+@nox.session(python=PYTHON)
+def hivm(session: nox.Session) -> None:
+    """Triton kernels compiled to HIVM for Ascend NPUs (compiled, not run)."""
+    _offline(session, support.TRITON_ASCEND)
+    session.run("python", "tools/offline/compile_ascend.py", env=support.ONE_THREAD)
+
+
+@nox.session(python=PYTHON, tags=["slow"])
+def compile_all(session: nox.Session) -> None:
+    """Triton kernels compiled for every CUDA architecture we support."""
+    _offline(session, support.TRITON)
+    session.run("python", "tools/offline/compile_cuda.py", "80", "90", "100")
+
+
+def _offline(session: nox.Session, compiler: tuple[str, ...]) -> None:
+    # upstream Triton and triton-ascend both own the module `triton`: an environment each
+    packages = ("drafting-cache", "kernels")
+    support.install(session, *packages, groups=["test"], torch=TORCH, extra=compiler)
 
 
 @nox.session(python=PYTHON)

