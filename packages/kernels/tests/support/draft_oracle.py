@@ -18,7 +18,10 @@ GAP = 3
 
 @dataclass(frozen=True)
 class DraftCase:
-    """One call: real requests first, all lists as long as the batch has requests."""
+    """One call: real requests first, all lists as long as the batch has requests.
+
+    ``told`` is what num_reqs says where it is not the number of requests.
+    """
 
     starts: list[int]
     lens: list[int]
@@ -39,6 +42,7 @@ class DraftCase:
     repeat: bool = False
     causal: bool = True
     absent: frozenset[tuple[int, int, str]] = frozenset()
+    told: int | None = None
 
     @property
     def num_reqs(self) -> int:
@@ -188,7 +192,7 @@ def run_case(case: DraftCase, impl: str, device: str = "cpu") -> None:
         staged(case.starts, case.rows[0] + 1),
         staged(case.lens, case.rows[0]),
         staged(case.rejected, case.rows[0]),
-        staged([case.num_reqs], 1),
+        staged([case.num_reqs if case.told is None else case.told], 1),
         *moved,
         torch.tensor(pointers, dtype=torch.int64, device=device),
         arena,

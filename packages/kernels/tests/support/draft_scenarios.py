@@ -28,6 +28,8 @@ SCENARIOS = {
     "idle_rank": BASE.with_(starts=[0], lens=[], rejected=[]),
     "idle_repeat": BASE.with_(starts=[0], lens=[], rejected=[], repeat=True, rank=2),
     "idle_no_rows": DraftCase([0], [], [], [0, 0], [0, 0], tp=2),
+    "count_above_the_capture": BASE.with_(rows=[3, 3], tokens=[12, 3], told=99),
+    "count_below_zero": BASE.with_(starts=[0], lens=[], rejected=[], told=-2),
     "two_groups": TWO_GROUPS,
     "three_block_sizes": BASE.with_(block_sizes=(16, 24, 128), table_widths=(64, 50, 2)),
     "past_table": BASE.with_(table_widths=(4,), table_rows=3),
