@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dsacp.app.scheduling import BlockPool, EngineStep
+from dsacp.app.settings import OverflowName
 from dsacp.drafting_cache import GroupSpec, StepMetadata
-from dsacp.drafting_cache.config import Overflow
 
 Difference = tuple[str, str]
 """Path of a tensor, and what differs."""
@@ -30,7 +30,7 @@ class Expectation:
     specs: Sequence[GroupSpec]
     columns: Sequence[int]
     max_model_len: int
-    overflow: Overflow
+    overflow: OverflowName
 
     def first(
         self, step: EngineStep, pool: BlockPool, metadata: StepMetadata
