@@ -16,7 +16,8 @@ nox.needs_version = ">=2025.5"
 nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = False  # `summary` names them instead
 nox.options.download_python = "never"
-nox.options.sessions = [
+nox.options.sessions = ["lint", "types", "layers", "tests", "integration"]
+nox.options.sessions += ["triton", "hivm", "vllm", "summary"]
     "lint",
     "types",
     "layers",
