@@ -18,16 +18,6 @@ nox.options.error_on_missing_interpreters = False  # `summary` names them instea
 nox.options.download_python = "never"
 nox.options.sessions = ["lint", "types", "layers", "tests", "integration"]
 nox.options.sessions += ["triton", "hivm", "vllm", "summary"]
-    "lint",
-    "types",
-    "layers",
-    "tests",
-    "integration",
-    "triton",
-    "hivm",
-    "vllm",
-    "summary",
-]
 
 PYTHON = "3.11"
 TORCH = "2.13.0"
