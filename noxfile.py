@@ -40,7 +40,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(python=PYTHON)
 def types(session: nox.Session) -> None:
     """Types: mypy, strict, over all packages and tools."""
-    support.install(session, *support.PACKAGES, groups=["types", "torch", "nox"])
+    support.install(session, *support.PACKAGES, groups=["types", "test", "torch", "nox"])
     sources = [f"packages/{package}/src" for package in support.PACKAGES]
     session.run("mypy", "noxfile.py", "tools", *sources)
 
