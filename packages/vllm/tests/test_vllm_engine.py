@@ -57,7 +57,8 @@ def test_v1_gives_the_tokens_of_plain_decoding(plain, ours) -> None:
     steps = [calls[f"build_for_drafting[{index}]"] for index in range(K)]
     assert steps[0] > 0
     assert steps == [steps[0]] * K
-    assert calls["build[0]"] == steps[0]
+    # the target side builds also where the drafter stops short of max_model_len
+    assert calls["build[0]"] >= steps[0]
 
 
 def test_acceptance_is_the_stock_builders_with_its_map_cleared(ours) -> None:

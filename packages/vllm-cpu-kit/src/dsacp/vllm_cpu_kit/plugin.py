@@ -1,6 +1,7 @@
 """The ``vllm.general_plugins`` entry point; vLLM calls it in every process, sometimes twice."""
 
 import logging
+import os
 
 _DONE: list[str] = []
 
@@ -26,7 +27,8 @@ def register() -> None:
     from dsacp.vllm_cpu_kit.weights import register_loader
 
     ops = install_ops()
-    if not HAS_TRITON:
+    # the interpreter runs these kernels too, at seconds a launch
+    if not HAS_TRITON or os.environ.get("TRITON_INTERPRET") == "1":
         install_builder_kernels()
     keys = install_tile_keys()
     ModelRegistry.register_model("DeepSeekV4MTPModel", "dsacp.vllm_cpu_kit.mtp:CpuDeepSeekV4MTP")

@@ -141,6 +141,8 @@ def answer(scenario: Scenario, folder: Path) -> Outcome:
     """Start the engine in this process, generate greedily, and collect what happened."""
     reports = folder / "reports"
     os.environ.update(environment(scenario, reports))
+    # a fork inherits its parent's thread pool without the threads
+    torch.set_num_threads(1)
     from dsacp.vllm_cpu_kit import VOCAB, write_model
     from vllm import LLM, SamplingParams
 
@@ -168,6 +170,8 @@ def answer(scenario: Scenario, folder: Path) -> Outcome:
 def _child(scenario: Scenario, folder: Path, before: Callable[[], None] | None) -> None:
     code = 1
     try:
+        if scenario.v2:
+            _interpret_triton(folder)
         if before is not None:
             before()
         (folder / "outcome.json").write_text(json.dumps(asdict(answer(scenario, folder))))
@@ -178,6 +182,14 @@ def _child(scenario: Scenario, folder: Path, before: Callable[[], None] | None) 
     os._exit(code)
 
 
+def _interpret_triton(folder: Path) -> None:
+    """Give this process and its children Triton's interpreter; V2 asks for a Triton."""
+    from dsacp.vllm_cpu_kit.interpreter import child_environment, enable
+
+    os.environ.update(child_environment(folder / "startup"))
+    enable()
+
+
 def run_forked(
     scenario: Scenario, *, before: Callable[[], None] | None = None, timeout_s: float = 900
 ) -> Outcome:
@@ -186,7 +198,8 @@ def run_forked(
     Raises:
         RuntimeError: the engine failed; the message holds its traceback.
     """
-    import vllm  # noqa: F401 - once in the parent, so that no child pays for it
+    if not scenario.v2:
+        import vllm  # noqa: F401 - once in the parent, so that no child pays for it
 
     with tempfile.TemporaryDirectory(prefix="dsacp-") as name:
         folder = Path(name)
