@@ -131,7 +131,7 @@ def explain(
 def _replay(config: ReplayConfig) -> int:
     try:
         trace = load_trace(config.trace, config.requests)
-        _commands().check(config, trace)
+        _commands().prepare(config, trace)
     except DsacpError as error:
         raise _stop(error, BAD_INPUT) from None
     try:

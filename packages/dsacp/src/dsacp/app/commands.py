@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from dsacp.app.distributed import enter_processes, is_first, leave_processes
 from dsacp.app.progress import bar
 from dsacp.app.report import print_report, write_json
 from dsacp.app.session import make_setup, run_replay
@@ -15,22 +16,32 @@ from dsacp.sas_metadata import SasSpec, plan_sas
 from dsacp.sas_metadata import explain as explain_words
 
 
-def check(config: ReplayConfig, trace: Sequence[TraceRequest]) -> None:
-    """Raise ``DsacpError`` if the settings contradict each other or do not fit the trace."""
+def prepare(config: ReplayConfig, trace: Sequence[TraceRequest]) -> None:
+    """Meet the other processes of ``torchrun``, if any, and check the settings.
+
+    Raises:
+        DsacpError: settings contradict each other, or do not fit the trace or the processes.
+    """
+    enter_processes(config)
     make_setup(config, trace)
 
 
 def replay(config: ReplayConfig, trace: Sequence[TraceRequest], console: Console) -> bool:
     """Replay a trace behind a progress bar, report, and return whether nothing differed.
 
+    Of several processes the first reports; all return the same.
+
     Raises:
         DsacpError: a guard found a broken invariant.
     """
-    with bar(len(trace), console) as progress:
+    shown = console if is_first() else Console(quiet=True)
+    with bar(len(trace), shown) as progress:
         result = run_replay(config, trace, progress)
-    print_report(result, console)
-    if config.json is not None:
-        write_json(result, config.json)
+    leave_processes()
+    if is_first():
+        print_report(result, console)
+        if config.json is not None:
+            write_json(result, config.json)
     return result.ok
 
 

@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
+from dsacp.app import distributed
 from dsacp.app.acceptance import GeometricAcceptance
 from dsacp.app.builders import RankBuilders, Setup, guard_of
 from dsacp.app.drivers import Driver, SeededDriver
@@ -16,6 +17,7 @@ from dsacp.app.groups import AttentionShape
 from dsacp.app.model import ModelConfig
 from dsacp.app.model.driver import ModelDriver
 from dsacp.app.model.inputs import Conversations
+from dsacp.app.model.join import join_distributed, join_simulated
 from dsacp.app.model.reference import ReferenceModel
 from dsacp.app.model.weights import make_weights
 from dsacp.app.passes import MetadataOnly, Passes
@@ -28,11 +30,17 @@ from dsacp.app.trace import TraceRequest
 def run_replay(
     config: ReplayConfig, trace: Sequence[TraceRequest], progress: Progress
 ) -> ReplayResult:
-    """Replay a trace as configured; ranks of a metadata-only replay are shared by processes.
+    """Replay a trace as configured.
+
+    Ranks of a metadata-only replay are shared by processes on the CPU; under ``torchrun`` (see
+    ``distributed.enter_processes``) every process has one rank and returns what all found.
 
     Raises:
         DsacpError: settings contradict each other, or a guard found a broken invariant.
     """
+    if distributed.launched():
+        own = run_ranks(config, trace, distributed.own_ranks(), progress)
+        return distributed.gather_results(own)
     workers = worker_count(config)
     shares = [tuple(range(config.tp))[index::workers] for index in range(workers)]
     if workers == 1:
@@ -108,17 +116,27 @@ def _seeded(config: ReplayConfig) -> tuple[SeededDriver, tuple[Passes, Passes]]:
 
 def _modelled(
     setup: Setup, model: ModelConfig, trace: Sequence[TraceRequest], result: ReplayResult
-) -> tuple[ModelDriver, tuple[Passes, Passes]]:
+) -> tuple[Driver, tuple[Passes, Passes]]:
     """Two models of the same weights, each with caches of its own."""
+    spread = distributed.launched()
     dtype = torch.float64 if setup.device.type == "cpu" else torch.float32
     weights = make_weights(model, dtype, setup.device)
     blocks = {group.name: group.num_blocks for group in setup.scheduler.groups}
     eager, graph = (
-        ReferenceModel.allocate(model, weights, setup.capacity, blocks) for _ in range(2)
+        ReferenceModel.allocate(
+            model,
+            weights,
+            setup.capacity,
+            blocks,
+            len(result.ranks),
+            join_distributed if spread else join_simulated,
+        )
+        for _ in range(2)
     )
     lengths = {index: request.input_length for index, request in enumerate(trace)}
     conversations = Conversations(lengths, model.vocab_size, model.seed)
-    return ModelDriver(eager, graph, conversations, result), (eager, graph)
+    driver = ModelDriver(eager, graph, conversations, result)
+    return distributed.AgreeingDriver(driver) if spread else driver, (eager, graph)
 
 
 def _silent(finished: int, steps: int) -> None:

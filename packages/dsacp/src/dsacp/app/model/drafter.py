@@ -9,6 +9,7 @@ from torch import Tensor
 from dsacp.app.groups import DRAFT_GROUP, DRAFT_LAYER
 from dsacp.app.model.caches import LayerCaches
 from dsacp.app.model.config import ModelConfig
+from dsacp.app.model.join import Join, join_simulated
 from dsacp.app.model.layer import LayerShape, RankStep, run_layer
 from dsacp.app.model.ops import fit_rows, rms_norm
 from dsacp.app.model.sampling import top_margin
@@ -39,6 +40,7 @@ def draft_forward(
     hidden: Tensor,
     metadata: Sequence[StepMetadata],
     caches: Sequence[LayerCaches],
+    join: Join = join_simulated,
 ) -> Tensor:
     """Run the drafter once.
 
@@ -49,6 +51,7 @@ def draft_forward(
         hidden: [Tp, H], the target's (later the drafter's own) hidden state at each position.
         metadata: this draft step of each rank.
         caches: of each rank.
+        join: brings the rows of all ranks together.
 
     Returns:
         Hidden states [Tp, H].
@@ -56,7 +59,7 @@ def draft_forward(
     token = rms_norm(weights.embedding[input_ids.long()])
     mixed = token @ weights.draft_embedding + rms_norm(hidden) @ weights.draft_hidden
     ranks = [RankStep(step, cache) for step, cache in zip(metadata, caches, strict=True)]
-    return run_layer(config, SHAPE, weights.draft_layer, mixed, ranks)
+    return run_layer(config, SHAPE, weights.draft_layer, mixed, ranks, join)
 
 
 def propose(
@@ -67,6 +70,7 @@ def propose(
     sample_indices: Tensor,
     steps: Sequence[Sequence[StepMetadata]],
     caches: Sequence[LayerCaches],
+    join: Join = join_simulated,
 ) -> Proposal:
     """Draft K tokens a request: step 0 over the target's batch, then one token a row.
 
@@ -78,17 +82,18 @@ def propose(
         sample_indices: int [rows], each request's last accepted token.
         steps: by draft step, then by rank.
         caches: of each rank.
+        join: brings the rows of all ranks together.
     """
     first, *later = steps
     rows = sample_indices.shape[0]
-    hidden = draft_forward(config, weights, input_ids, hidden, first, caches)
+    hidden = draft_forward(config, weights, input_ids, hidden, first, caches, join)
     hidden = hidden[sample_indices.long()]
     tokens, margin = top_margin(logits(weights, hidden))
     drafts, margins = [tokens], [margin]
     for step in later:
         count = step[0].shard.padded
         ids, state = fit_rows(tokens, count), fit_rows(hidden, count)
-        hidden = draft_forward(config, weights, ids, state, step, caches)
+        hidden = draft_forward(config, weights, ids, state, step, caches, join)
         hidden = fit_rows(hidden, rows)
         tokens, margin = top_margin(logits(weights, hidden))
         drafts.append(tokens)

@@ -1,4 +1,4 @@
-"""One transformer layer over simulated ranks: keys for all tokens, queries for the rank's own."""
+"""One transformer layer over ranks: keys for all tokens, queries for the rank's own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from dsacp.app.model.caches import LayerCaches
 from dsacp.app.model.compressor import compress
 from dsacp.app.model.config import ModelConfig
 from dsacp.app.model.indexer import select_rows
+from dsacp.app.model.join import Join, join_simulated
 from dsacp.app.model.ops import rms_norm, rope_rows, rotate
 from dsacp.app.model.weights import LayerWeights
 from dsacp.core import LayoutError
@@ -50,20 +51,22 @@ def run_layer(
     weights: LayerWeights,
     hidden: Tensor,
     ranks: Sequence[RankStep],
+    join: Join = join_simulated,
 ) -> Tensor:
-    """Return [Tp, H] after attention and MLP; the ranks' rows are joined as an all-gather would.
+    """Return [Tp, H] after attention and MLP; the ranks' rows are joined by an all-gather.
 
     Args:
         config: model sizes.
         shape: the layer's RoPE name, window group and compress ratio.
         weights: shared by the ranks.
         hidden: [Tp, H], the residual stream of all padded tokens.
-        ranks: every rank, in order.
+        ranks: those of this process, in order.
+        join: brings the rows of all ranks together.
     """
     x = rms_norm(hidden)
     keys = rms_norm(x @ weights.kv)
     outputs = [_attend(config, shape, weights, x, keys, rank) for rank in ranks]
-    hidden = hidden + torch.cat(outputs)
+    hidden = hidden + join(outputs)
     x = rms_norm(hidden)
     inner = torch.nn.functional.silu(x @ weights.gate) * (x @ weights.up)
     return hidden + inner @ weights.down

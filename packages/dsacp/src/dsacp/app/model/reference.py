@@ -1,4 +1,4 @@
-"""Target and drafter with the caches of all simulated ranks, as functions of metadata alone."""
+"""Target and drafter with the caches of this process's ranks, as functions of metadata alone."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +10,7 @@ from dsacp.app.model.caches import LayerCaches, draft_caches, target_caches
 from dsacp.app.model.config import ModelConfig
 from dsacp.app.model.drafter import Proposal, propose
 from dsacp.app.model.inputs import ModelInputs
+from dsacp.app.model.join import Join, join_simulated
 from dsacp.app.model.sampling import (
     SampleRows,
     sample_rows,
@@ -26,7 +27,7 @@ from dsacp.drafting_cache import GroupMetadata, StepMetadata
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """One executor's model: shared weights, caches of every rank, and input buffers.
+    """One executor's model: shared weights, caches of this process's ranks, and inputs.
 
     ``target`` and ``draft`` read nothing of the host, so that both can be captured.
 
@@ -37,6 +38,7 @@ class ReferenceModel:
         inputs: persistent buffers; write a step's tokens before running it.
         target_caches: by rank, then by layer.
         draft_caches: by rank.
+        join: brings the rows of all ranks together.
     """
 
     config: ModelConfig
@@ -45,6 +47,7 @@ class ReferenceModel:
     inputs: ModelInputs
     target_caches: tuple[tuple[LayerCaches, ...], ...]
     draft_caches: tuple[LayerCaches, ...]
+    join: Join = join_simulated
 
     @classmethod
     def allocate(
@@ -53,6 +56,8 @@ class ReferenceModel:
         weights: ModelWeights,
         capacity: DraftCapacity,
         num_blocks: Mapping[str, int],
+        num_ranks: int | None = None,
+        join: Join = join_simulated,
     ) -> "ReferenceModel":
         """Allocate inputs and caches where the weights live.
 
@@ -61,9 +66,11 @@ class ReferenceModel:
             weights: give device and float type.
             capacity: bounds of the batches, and the number of ranks.
             num_blocks: pages by KV group, the null page included.
+            num_ranks: ranks of this process, all by default.
+            join: brings the rows of all ranks together.
         """
         dtype, device = weights.embedding.dtype, weights.embedding.device
-        ranks = range(capacity.tp_size)
+        ranks = range(capacity.tp_size if num_ranks is None else num_ranks)
         return cls(
             config=config,
             weights=weights,
@@ -71,6 +78,7 @@ class ReferenceModel:
             inputs=ModelInputs.allocate(capacity.max_tokens, capacity.max_reqs, device),
             target_caches=tuple(target_caches(config, num_blocks, dtype, device) for _ in ranks),
             draft_caches=tuple(draft_caches(config, num_blocks, dtype, device) for _ in ranks),
+            join=join,
         )
 
     def target(self, steps: tuple[Steps, ...]) -> TargetResult:
@@ -82,7 +90,9 @@ class ReferenceModel:
         metadata = [step for (step,) in steps]
         group = metadata[0].groups["swa"]
         token_ids = self._token_ids(metadata[0])
-        hidden = target_forward(self.config, self.weights, token_ids, metadata, self.target_caches)
+        hidden = target_forward(
+            self.config, self.weights, token_ids, metadata, self.target_caches, self.join
+        )
         rows = self._sample_rows(token_ids, group)
         tokens, margins = top_margin(logits(self.weights, hidden[rows.rows]))
         count = group.seq_lens.shape[0]
@@ -121,6 +131,7 @@ class ReferenceModel:
             target.verified.sample_indices,
             tuple(zip(*steps, strict=True)),
             self.draft_caches,
+            self.join,
         )
 
     def _token_ids(self, step: StepMetadata) -> Tensor:
