@@ -37,11 +37,11 @@ def replay(config: ReplayConfig, trace: Sequence[TraceRequest], console: Console
     shown = console if is_first() else Console(quiet=True)
     with bar(len(trace), shown) as progress:
         result = run_replay(config, trace, progress)
-    leave_processes()
     if is_first():
         print_report(result, console)
         if config.json is not None:
             write_json(result, config.json)
+    leave_processes()
     return result.ok
 
 
