@@ -154,6 +154,15 @@ def test_overwritten_guard_word_stops_the_replay():
         replay.run(silent)
 
 
+def test_graphs_outlive_the_shapes_that_a_builder_remembers(monkeypatch):
+    """A long trace has more eager shapes than are cached; work splits that graphs read were freed.
+
+    The CPU tape found it in the 2000-request replay, after 1024 shapes.
+    """
+    monkeypatch.setattr("dsacp.drafting_cache.session.CACHED_SHAPES", 2)
+    assert run_replay(BASE, TRACE, silent).ok
+
+
 def test_ranks_shared_by_processes_find_the_same():
     alone = run_replay(BASE, TRACE, silent)
     shared = run_replay(replace(BASE, workers=2), TRACE, silent)
