@@ -1,7 +1,8 @@
 """Row costs on the device: the closed forms of ``sas_costs`` and ``qli_costs`` over lanes.
 
-Token counts and costs are int64: an indexer plan of a long prefill costs more than int32 holds.
-Divisors are powers of two, so that no vector is divided.
+Costs have the type of the token counts. In int32 the sums wrap inside a request, and a difference
+of two is right all the same as long as it fits; KV lengths stay below 2 ** 30. Divisors are powers
+of two, so that no vector is divided.
 """
 
 import triton
@@ -12,7 +13,8 @@ import triton.language as tl
 def floor_sum(count, shift):
     """Sum of ``j >> shift`` over ``j = 0..count-1``."""
     quotient = count >> shift
-    return quotient * count - (((quotient * (quotient + 1)) >> 1) << shift)
+    # Half of q * (q + 1), halved before a product that may wrap.
+    return quotient * count - ((((quotient + 1) >> 1) * (quotient | 1)) << shift)
 
 
 @triton.jit
@@ -123,17 +125,18 @@ def until(
 
 
 @triton.jit
-def row_last(
+def row_costs(
     row, query_len, seq_len, kind, family, block_shift, per_block, span, reach, ratio_shift, cap
 ):
-    """Cost of the last KV block of ``row``, which is not a request's last row."""
+    """Cost of ``row``, which is not a request's last, and of its last KV block."""
     if kind == 1:
         end = tl.maximum(4 * (row + 1) + seq_len - query_len, 1)
+        cost = qli_cost(4, end, family, ratio_shift)
         last = qli_last(4, end, family, ratio_shift)
     else:
         end = seq_len - query_len + reach + row + 1
-        _, last = sas_row(end, seq_len, block_shift, per_block, span, ratio_shift, cap)
-    return last
+        cost, last = sas_row(end, seq_len, block_shift, per_block, span, ratio_shift, cap)
+    return cost, last
 
 
 @triton.jit
