@@ -1,7 +1,7 @@
 """The builder: stages a batch, then recomputes every field of every step in place."""
 
-from collections.abc import Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor
@@ -16,8 +16,9 @@ from dsacp.core import (
 )
 from dsacp.drafting_cache.config import BuilderConfig, Overflow, Padding
 from dsacp.drafting_cache.geometry import (
+    Geometries,
     StepGeometry,
-    bucket_geometry,
+    bucket_geometries,
     first_geometry,
     later_geometry,
 )
@@ -25,6 +26,8 @@ from dsacp.drafting_cache.session import Session
 from dsacp.drafting_cache.types import BoundInputs, DraftBatch, GroupSpec, StepMetadata
 from dsacp.rope_proxy import RopeRegistry
 from dsacp.sas_metadata import SasPolicy
+
+CACHED_BUCKETS = 1024
 
 
 class DraftMetadataBuilder:
@@ -84,6 +87,9 @@ class DraftMetadataBuilder:
         )
         self._session: Session | None = Session.open(self.config, generation=0)
         self._generation = 0
+        self._bucket: Callable[[int, int], Geometries] = lru_cache(maxsize=CACHED_BUCKETS)(
+            partial(bucket_geometries, self.config.capacity)
+        )
 
     @property
     def generation(self) -> int:
@@ -157,11 +163,10 @@ class DraftMetadataBuilder:
 
         Run it once before the capture, so that host-made tables exist.
         """
-        geometries = tuple(
-            bucket_geometry(self.config.capacity, bucket, step)
-            for step in range(self._count(num_steps))
-        )
-        return self._active().compute(geometries, 0)
+        geometries = self._bucket(bucket, self._count(num_steps))
+        session = self._active()
+        session.keep(geometries, 0)
+        return session.compute(geometries, 0)
 
     def regions(self) -> tuple[BufferRegion, ...]:
         """Return every buffer's byte range, for ``dsacp.graph.GraphGuard``."""
@@ -204,12 +209,14 @@ class DraftMetadataBuilder:
         config = self.config
         return first_geometry(config.capacity, batch, step, config.padding == "dummy")
 
-    def _geometries(self, batch: DraftBatch, count: int) -> tuple[StepGeometry, ...]:
-        capacity = self.config.capacity
-        later = [later_geometry(capacity, batch, step) for step in range(1, count)]
+    def _geometries(self, batch: DraftBatch, count: int) -> Geometries:
         if batch.num_rejected is not None and batch.num_rejected.numel() < batch.num_reqs:
             raise LayoutError(
                 f"expected num_rejected of at least {batch.num_reqs} entries, found "
                 f"{batch.num_rejected.numel()}"
             )
-        return cast("tuple[StepGeometry, ...]", (self._first(batch, 0), *later))
+        first = self._first(batch, 0)
+        if batch.bucket is not None:
+            return self._bucket(batch.bucket, count)
+        later = later_geometry(self.config.capacity, batch)
+        return (first, *[later] * (count - 1))

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 from dsacp.core import DraftCapacity, round_up
 from dsacp.drafting_cache.geometry import StepGeometry
-from dsacp.drafting_cache.types import DraftBatch
 
 UNKNOWN = -1
 
@@ -43,6 +42,8 @@ class Extents:
         Starts repeat to the end of their buffer, so they are rewritten whenever the last one
         changes; tokens only when there are fewer than before.
         """
+        if all(self._used.get(step) == new for step, new in enumerate(wanted, first_step)):
+            return None
         tails, dirty = [], False
         for step, new in enumerate(wanted, first_step):
             rows, _ = self._bounds(step)
@@ -63,7 +64,8 @@ class Extents:
 
     def _get(self, step: int) -> Extent:
         """At first everything counts as used, so that the first batch cleans the rest."""
-        return self._used.get(step, Extent(*self._bounds(step), UNKNOWN))
+        used = self._used.get(step)
+        return Extent(*self._bounds(step), UNKNOWN) if used is None else used
 
     def _bounds(self, step: int) -> tuple[int, int]:
         capacity = self._capacity
@@ -73,15 +75,19 @@ class Extents:
 
 
 def wanted_extents(
-    batch: DraftBatch, geometries: Sequence[StepGeometry], tp_size: int, dummy: bool
-) -> list[Extent]:
+    num_reqs: int,
+    num_tokens: int,
+    geometries: Sequence[StepGeometry],
+    tp_size: int,
+    dummy: bool,
+) -> tuple[Extent, ...]:
     """Return each step's extent; what its starts end with is known without the device."""
-    counts = [batch.num_tokens, *(batch.num_reqs for _ in geometries[1:])]
-    return [
+    counts = [num_tokens, *(num_reqs for _ in geometries[1:])]
+    return tuple(
         Extent(
             geometry.rows,
             round_up(geometry.tokens, tp_size),
-            geometry.tokens if dummy and geometry.rows > batch.num_reqs else count,
+            geometry.tokens if dummy and geometry.rows > num_reqs else count,
         )
         for geometry, count in zip(geometries, counts, strict=True)
-    ]
+    )

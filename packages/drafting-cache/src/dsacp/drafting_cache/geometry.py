@@ -15,6 +15,9 @@ class StepGeometry:
     pad_query_len: int
 
 
+Geometries = tuple[StepGeometry, ...]
+
+
 def bucket_geometry(capacity: DraftCapacity, bucket: int, step: int) -> StepGeometry:
     """Return the shape that ``step`` has in a captured bucket."""
     if bucket not in capacity.capture_sizes:
@@ -25,6 +28,11 @@ def bucket_geometry(capacity: DraftCapacity, bucket: int, step: int) -> StepGeom
     rows = capacity.rows(step, bucket)
     query_len = capacity.num_draft_tokens + 1 if step == 0 else 1
     return StepGeometry(rows, bucket if step == 0 else rows, query_len)
+
+
+def bucket_geometries(capacity: DraftCapacity, bucket: int, count: int) -> Geometries:
+    """Return the shapes of the first ``count`` steps in a captured bucket."""
+    return tuple(bucket_geometry(capacity, bucket, step) for step in range(count))
 
 
 def first_geometry(
@@ -39,10 +47,8 @@ def first_geometry(
     return geometry
 
 
-def later_geometry(capacity: DraftCapacity, batch: DraftBatch, step: int) -> StepGeometry:
-    """Return the shape of a one-token-a-request step that follows ``batch``."""
-    if batch.bucket is not None:
-        return bucket_geometry(capacity, batch.bucket, step)
+def later_geometry(capacity: DraftCapacity, batch: DraftBatch) -> StepGeometry:
+    """Return the shape of a one-token-a-request step that follows an eager ``batch``."""
     rows = round_up(batch.num_reqs, capacity.tp_size)
     return StepGeometry(rows, rows, 1)
 
@@ -51,7 +57,7 @@ def _eager_geometry(
     capacity: DraftCapacity, batch: DraftBatch, step: int, dummy: bool
 ) -> StepGeometry:
     if step > 0 and batch.num_tokens == batch.num_reqs and batch.num_reqs_padded is None:
-        return later_geometry(capacity, batch, step)
+        return later_geometry(capacity, batch)
     tokens = batch.num_tokens_padded or batch.num_tokens
     # FIA wants query_start_loc[-1] == T: one dummy request takes what the host padded.
     extra = 1 if dummy and tokens > batch.num_tokens else 0

@@ -1,6 +1,6 @@
 """The kernel launches of a build, each over all groups and steps at once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
@@ -9,10 +9,10 @@ from dsacp.drafting_cache.config import BuilderConfig
 from dsacp.drafting_cache.extents import Tail
 from dsacp.drafting_cache.geometry import StepGeometry
 from dsacp.drafting_cache.types import BoundInputs, StepMetadata
-from dsacp.kernels import clear_tails, compressor_rows, draft_steps, sas_plan
+from dsacp.kernels import clear_tails, compressor_rows, prepare_draft_steps, sas_plan
 
 
-def compute_fields(
+def fields_launch(
     config: BuilderConfig,
     buffers: Buffers,
     tables: Mapping[str, Tensor],
@@ -20,9 +20,9 @@ def compute_fields(
     pointers: Tensor,
     geometries: Sequence[StepGeometry],
     first_step: int,
-) -> None:
-    """Write starts, lengths, positions, slots and RoPE rows of consecutive steps."""
-    draft_steps(
+) -> Callable[[], None]:
+    """Check and prepare the launch that writes everything but plans and compressed rows."""
+    return prepare_draft_steps(
         inputs.query_start_loc,
         inputs.seq_lens,
         inputs.num_rejected,

@@ -1,6 +1,7 @@
 """One generation of buffers, what is bound to them, and how far they are in use."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -9,14 +10,14 @@ from torch import Tensor
 from dsacp.core import LayoutError, StaleAddressError, round_up
 from dsacp.drafting_cache.buffers import Buffers, allocate
 from dsacp.drafting_cache.config import BuilderConfig
-from dsacp.drafting_cache.extents import Extents, wanted_extents
+from dsacp.drafting_cache.extents import Extent, Extents, wanted_extents
 from dsacp.drafting_cache.geometry import StepGeometry
 from dsacp.drafting_cache.host import PinnedRing, check_block_tables, check_inputs
 from dsacp.drafting_cache.launches import (
     clean_tails,
-    compute_fields,
     compute_plans,
     compute_rows,
+    fields_launch,
 )
 from dsacp.drafting_cache.plans import plan_table
 from dsacp.drafting_cache.types import BoundInputs, DraftBatch, StepMetadata
@@ -24,7 +25,26 @@ from dsacp.drafting_cache.views import step_view
 from dsacp.kernels import stage_inputs
 
 CACHED_SHAPES = 1024
-"""Views and plan tables kept a generation; serving sees a few hundred shapes."""
+"""Launches and views kept a generation; serving sees a few hundred shapes."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything about a shape that no batch changes: made once, because eager hosts are slow.
+
+    Attributes:
+        fields: the checked launch of all fields.
+        plans: the work splits to plan, or None.
+        views: metadata of each step.
+        extents: rows and padded tokens that the launches write in each step.
+        compresses: whether a step needs compressed rows.
+    """
+
+    fields: Callable[[], None]
+    plans: Tensor | None
+    views: tuple[StepMetadata, ...]
+    extents: tuple[tuple[int, int], ...]
+    compresses: bool
 
 
 class Session:
@@ -38,8 +58,9 @@ class Session:
         self._extents = Extents(config.capacity)
         on_host = config.device.type == "cpu"
         self._ring = None if on_host else PinnedRing(config.capacity.max_reqs, config.device)
-        self._view = lru_cache(maxsize=CACHED_SHAPES)(self._make_view)
-        self._plans = lru_cache(maxsize=CACHED_SHAPES)(self._make_plans)
+        self._prepared = lru_cache(maxsize=CACHED_SHAPES)(self._prepare)
+        self._wanted = lru_cache(maxsize=CACHED_SHAPES)(self._make_wanted)
+        self._kept: dict[tuple[tuple[StepGeometry, ...], int], Prepared] = {}
 
     @classmethod
     def open(cls, config: BuilderConfig, generation: int) -> "Session":
@@ -56,9 +77,10 @@ class Session:
 
     def close(self) -> None:
         """Drop cached views, so that the storages are freed now and not by a later collection."""
-        self._view.cache_clear()
-        self._plans.cache_clear()
-        del self._view, self._plans, self._bound, self.buffers
+        self._prepared.cache_clear()
+        self._wanted.cache_clear()
+        self._kept.clear()
+        del self._prepared, self._wanted, self._bound, self.buffers
 
     def bind(self, tables: Mapping[str, Tensor], inputs: BoundInputs | None) -> None:
         """Check and remember the host's persistent tensors."""
@@ -71,13 +93,11 @@ class Session:
         kept = {group.name: tables[group.name] for group in self.config.groups}
         self._bound = (kept, inputs or self.buffers.staging, self._pointers(kept))
 
-    def stage(self, batch: DraftBatch, geometries: Sequence[StepGeometry], first: int) -> None:
+    def stage(self, batch: DraftBatch, geometries: tuple[StepGeometry, ...], first: int) -> None:
         """Clean tails of larger batches and copy moving inputs in one launch."""
         _, inputs, _ = self._need_bound()
         config = self.config
-        wanted = wanted_extents(
-            batch, geometries, config.capacity.tp_size, config.padding == "dummy"
-        )
+        wanted = self._wanted(batch.num_reqs, batch.num_tokens, geometries)
         tails = self._extents.shrink(wanted, first)
         if tails is not None:
             clean_tails(config, self.buffers, first, tails)
@@ -94,23 +114,41 @@ class Session:
             self.config.capacity.max_reqs,
         )
 
+    def keep(self, geometries: tuple[StepGeometry, ...], first: int) -> None:
+        """Prepare a shape for as long as the buffers live: captured graphs read its work splits."""
+        key = (geometries, first)
+        if key not in self._kept:
+            self._kept[key] = self._prepared(*key)
+
     def compute(self, geometries: tuple[StepGeometry, ...], first: int) -> tuple[StepMetadata, ...]:
         """Launch everything for consecutive steps and return their views."""
+        prepared = self._kept.get((geometries, first)) or self._prepared(geometries, first)
+        prepared.fields()
+        if prepared.plans is not None:
+            compute_plans(self.buffers, prepared.plans)
+        for step, (rows, tokens) in enumerate(prepared.extents, first):
+            self._extents.grow(rows, tokens, step)
+        if prepared.compresses:
+            compute_rows(self.config, self.buffers, prepared.views[0])
+        return prepared.views
+
+    def _prepare(self, geometries: tuple[StepGeometry, ...], first: int) -> Prepared:
         tables, inputs, pointers = self._need_bound()
-        compute_fields(self.config, self.buffers, tables, inputs, pointers, geometries, first)
-        plans = self._plans(geometries, first)
-        if plans is not None:
-            compute_plans(self.buffers, plans)
-        tp = self.config.capacity.tp_size
-        views = []
-        for index, geometry in enumerate(geometries):
-            step = first + index
-            self._extents.grow(geometry.rows, round_up(geometry.tokens, tp), step)
-            view = self._view(step, geometry)
-            if step == 0:
-                compute_rows(self.config, self.buffers, view)
-            views.append(view)
-        return tuple(views)
+        config, buffers = self.config, self.buffers
+        tp = config.capacity.tp_size
+        return Prepared(
+            fields_launch(config, buffers, tables, inputs, pointers, geometries, first),
+            self._make_plans(geometries, first),
+            tuple(self._make_view(first + i, shape) for i, shape in enumerate(geometries)),
+            tuple((shape.rows, round_up(shape.tokens, tp)) for shape in geometries),
+            first == 0 and any(group.compressor for group in config.groups),
+        )
+
+    def _make_wanted(
+        self, num_reqs: int, num_tokens: int, geometries: tuple[StepGeometry, ...]
+    ) -> tuple[Extent, ...]:
+        dummy = self.config.padding == "dummy"
+        return wanted_extents(num_reqs, num_tokens, geometries, self.config.capacity.tp_size, dummy)
 
     def _make_view(self, step: int, geometry: StepGeometry) -> StepMetadata:
         tables, inputs, _ = self._need_bound()

@@ -3,7 +3,7 @@
 from dsacp.kernels.clear_tails import clear_tails
 from dsacp.kernels.compressor_rows import CompressorRows, compressor_row_count, compressor_rows
 from dsacp.kernels.covered_rows import covered_rows
-from dsacp.kernels.draft_steps import draft_steps
+from dsacp.kernels.draft_steps import draft_steps, prepare_draft_steps
 from dsacp.kernels.dspark_indices import dspark_index_width, dspark_indices
 from dsacp.kernels.fields import DRAFT_FIELDS, field_length
 from dsacp.kernels.local_metadata import LocalMetadata, local_metadata
@@ -31,6 +31,7 @@ __all__ = [
     "field_length",
     "local_metadata",
     "plan_table",
+    "prepare_draft_steps",
     "rope_gather",
     "sas_plan",
     "slot_mapping",

@@ -53,7 +53,7 @@ def _load(target: str) -> Callable[..., None]:
 
 
 def kernel_op(
-    name: str, mutates_args: Iterable[str]
+    name: str, mutates_args: Iterable[str], *, symbolic: bool = True
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as a ``torch.library`` operator that returns nothing.
 
@@ -63,12 +63,15 @@ def kernel_op(
     Args:
         name: qualified name, ``"dsacp::..."``.
         mutates_args: parameters that the function writes; everything else is read only.
+        symbolic: whether integers may be symbols under ``torch.compile``. Without, a list of them
+            crosses the dispatcher at half the cost.
     """
 
     # custom_op would fill in defaults on every call, in time quadratic in the parameters: 130 us
     # for draft_steps. These operators have neither defaults nor gradients.
     def register(function: Callable[..., None]) -> Callable[..., None]:
         schema = torch.library.infer_schema(function, mutates_args=mutates_args)
+        schema = schema if symbolic else schema.replace("SymInt", "int")
         torch.library.define(name, schema, tags=(torch.Tag.pt2_compliant_tag,))
         torch.library.impl(name, "default", function)
         torch.library.register_fake(name, _no_output)

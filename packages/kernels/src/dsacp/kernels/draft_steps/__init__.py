@@ -1,44 +1,36 @@
 """Metadata of all draft steps and all KV groups in one launch (design 7, spec ascend 4)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial, wraps
+from typing import ParamSpec
 
 from torch import Tensor
 
 from dsacp.core import LayoutError
 from dsacp.kernels.draft_steps import reference
+from dsacp.kernels.draft_steps.numbers import StepNumbers
 from dsacp.kernels.draft_steps.validate import check_banks, check_inputs, check_steps
 from dsacp.kernels.registry import Impl, Kernel, kernel_op
 
+P = ParamSpec("P")
 KERNEL = Kernel(
     "draft_steps", reference.draft_steps, "dsacp.kernels.draft_steps.triton:draft_steps"
 )
 
 
-@kernel_op("dsacp::draft_steps", mutates_args=("arena", "rope_bank"))
+@kernel_op("dsacp::draft_steps", mutates_args=("arena", "rope_bank"), symbolic=False)
 def _draft_steps_op(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     num_rejected: Tensor,
     num_reqs: Tensor,
-    block_tables: Sequence[Tensor],
-    cos_tables: Sequence[Tensor],
-    sin_tables: Sequence[Tensor],
+    tables: Sequence[Tensor],
     pointers: Tensor,
     arena: Tensor,
     layout: Tensor,
     rope_bank: Tensor,
     rope_layout: Tensor,
-    block_sizes: Sequence[int],
-    row_counts: Sequence[int],
-    token_counts: Sequence[int],
-    first_step: int,
-    tp_size: int,
-    tp_rank: int,
-    pad_query_len: int,
-    max_model_len: int,
-    saturate: bool,
-    repeat_padding: bool,
-    causal: bool,
+    numbers: Sequence[int],
     impl: str,
 ) -> None:
     KERNEL.select(arena.device, impl)(
@@ -46,29 +38,17 @@ def _draft_steps_op(
         seq_lens,
         num_rejected,
         num_reqs,
-        block_tables,
-        cos_tables,
-        sin_tables,
+        tables,
         pointers,
         arena,
         layout,
         rope_bank,
         rope_layout,
-        block_sizes,
-        row_counts,
-        token_counts,
-        first_step,
-        tp_size,
-        tp_rank,
-        pad_query_len,
-        max_model_len,
-        saturate,
-        repeat_padding,
-        causal,
+        numbers,
     )
 
 
-def draft_steps(
+def prepare_draft_steps(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     num_rejected: Tensor,
@@ -93,9 +73,10 @@ def draft_steps(
     repeat_padding: bool,
     causal: bool,
     impl: Impl = "auto",
-) -> None:
-    """Compute the metadata of every step and group from step 0's state, in place.
+) -> Callable[[], None]:
+    """Check a ``draft_steps`` call once; what is returned runs it, again and again.
 
+    A call computes the metadata of every step and group from step 0's state, in place.
     The first computed step takes the batch as given; each later one has one token a request and
     the length ``seq_len - rejected + j``. A request of length 0 is padding in every step: its
     positions and lengths are 0 and its tokens have slot -1. RoPE rows cover all padded tokens.
@@ -153,22 +134,10 @@ def draft_steps(
             f"expected first_step >= 0, pad_query_len >= 0 and max_model_len >= 1, found "
             f"{first_step}, {pad_query_len} and {max_model_len}"
         )
-    _draft_steps_op(
-        query_start_loc,
-        seq_lens,
-        num_rejected,
-        num_reqs,
-        block_tables,
-        cos_tables,
-        sin_tables,
-        pointers,
-        arena,
-        layout,
-        rope_bank,
-        rope_layout,
-        block_sizes,
-        row_counts,
-        token_counts,
+    numbers = StepNumbers(
+        tuple(block_sizes),
+        tuple(row_counts),
+        tuple(token_counts),
         first_step,
         tp_size,
         tp_rank,
@@ -177,5 +146,31 @@ def draft_steps(
         saturate,
         repeat_padding,
         causal,
+    )
+    return partial(
+        _draft_steps_op,
+        query_start_loc,
+        seq_lens,
+        num_rejected,
+        num_reqs,
+        (*block_tables, *cos_tables, *sin_tables),
+        pointers,
+        arena,
+        layout,
+        rope_bank,
+        rope_layout,
+        numbers.pack(),
         impl,
     )
+
+
+def _at_once(prepare: Callable[P, Callable[[], None]]) -> Callable[P, None]:
+    @wraps(prepare)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        prepare(*args, **kwargs)()
+
+    return run
+
+
+draft_steps = _at_once(prepare_draft_steps)
+"""Check the arguments of ``prepare_draft_steps`` and run the call once."""

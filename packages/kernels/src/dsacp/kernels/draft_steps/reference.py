@@ -13,6 +13,7 @@ from dsacp.kernels.draft_steps.advance import (
     first_step_values,
     later_step_values,
 )
+from dsacp.kernels.draft_steps.numbers import StepNumbers
 from dsacp.kernels.fields import DRAFT_FIELDS, field_length
 from dsacp.kernels.slot_mapping.reference import flat_slots
 
@@ -22,41 +23,34 @@ def draft_steps(
     seq_lens: Tensor,
     num_rejected: Tensor,
     num_reqs: Tensor,
-    block_tables: Sequence[Tensor],
-    cos_tables: Sequence[Tensor],
-    sin_tables: Sequence[Tensor],
+    tables: Sequence[Tensor],
     pointers: Tensor,  # noqa: ARG001  # addresses are for the device kernel; torch has the tensors
     arena: Tensor,
     layout: Tensor,
     rope_bank: Tensor,
     rope_layout: Tensor,
-    block_sizes: Sequence[int],
-    row_counts: Sequence[int],
-    token_counts: Sequence[int],
-    first_step: int,
-    tp_size: int,
-    tp_rank: int,
-    pad_query_len: int,
-    max_model_len: int,
-    saturate: bool,
-    repeat_padding: bool,
-    causal: bool,
+    numbers: Sequence[int],
 ) -> None:
-    """Write every present field of every step; see the package function."""
-    shards = [TokenShard(tokens, tp_size, tp_rank) for tokens in token_counts]
+    """Write every present field of every step; ``tables`` are block, cos and sin tables."""
+    call = StepNumbers.unpack(numbers)
+    block_tables, cos_tables, sin_tables = call.split(tables)
+    row_counts, first_step = call.row_counts, call.first_step
+    shards = [TokenShard(tokens, call.tp_size, call.tp_rank) for tokens in call.token_counts]
     rows = row_counts[0]
     real = num_reqs.clamp(0, rows)
     last = query_start_loc.index_select(0, real)
     lens = seq_lens[:rows] * (torch.arange(rows, device=arena.device) < real)
-    pad_len = None if repeat_padding else pad_query_len
+    pad_len = None if call.repeat_padding else call.pad_query_len
     starts = first_starts(query_start_loc[: rows + 1], real, last, pad_len, shards[0].num_tokens)
-    steps = [first_step_values(starts, lens, shards[0], causal)]
+    steps = [first_step_values(starts, lens, shards[0], call.causal)]
     if len(row_counts) > 1:
         base = torch.where(lens > 0, lens - num_rejected[:rows], DEAD)
-        stop = real if repeat_padding else None
-        steps += later_step_values(base, stop, row_counts, shards, max_model_len, saturate)
+        stop = real if call.repeat_padding else None
+        steps += later_step_values(
+            base, stop, row_counts, shards, call.max_model_len, call.saturate
+        )
     copies = _field_copies(
-        steps, block_tables, block_sizes, arena, layout, first_step, row_counts, shards
+        steps, block_tables, call.block_sizes, arena, layout, first_step, row_counts, shards
     )
     gathers = _rope_gathers(steps, cos_tables, sin_tables, rope_bank, rope_layout, first_step)
     for target, value in copies:

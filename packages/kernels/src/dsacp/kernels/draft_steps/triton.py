@@ -1,20 +1,40 @@
 """Launcher of the draft steps' Triton kernel: everything in one launch for ordinary engines."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, zip_longest
 
+import torch
 import triton
 from torch import Tensor
 
 from dsacp.core import CapacityError, round_up
+from dsacp.kernels.direct import cuda_device, launcher
+from dsacp.kernels.draft_steps.numbers import StepNumbers
 from dsacp.kernels.draft_steps.triton_kernel import draft_steps_kernel
 from dsacp.kernels.draft_steps.triton_locate import MAX_REQUESTS
 from dsacp.kernels.slot_mapping.triton import block_divisor
 
+CACHED_CALLS = 1024
 TABLES_PER_LAUNCH = 4
 CUDA_TILES = (8, 4, 1)
 OTHER_TILES = (32, 16, 4)
 """Rows, RoPE rows and warps of a program. Measured on an H200; an NPU has few, wide cores."""
+POINTERS: tuple[torch.dtype, ...] = (
+    *(torch.int32, torch.int32, torch.int32, torch.int32),
+    *(torch.int64, torch.int32, torch.int32, torch.float32, torch.int32),
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch: the first group and RoPE table that it serves, and its integers."""
+
+    run: Callable[..., None]
+    first_group: int
+    first_table: int
+    integers: tuple[int, ...]
 
 
 def draft_steps(
@@ -22,89 +42,109 @@ def draft_steps(
     seq_lens: Tensor,
     num_rejected: Tensor,
     num_reqs: Tensor,
-    block_tables: Sequence[Tensor],  # noqa: ARG001  # the kernel reads tables by address
-    cos_tables: Sequence[Tensor],
-    sin_tables: Sequence[Tensor],  # noqa: ARG001
+    tables: Sequence[Tensor],
     pointers: Tensor,
     arena: Tensor,
     layout: Tensor,
     rope_bank: Tensor,
     rope_layout: Tensor,
-    block_sizes: Sequence[int],
-    row_counts: Sequence[int],
-    token_counts: Sequence[int],
-    first_step: int,
-    tp_size: int,
-    tp_rank: int,
-    pad_query_len: int,
-    max_model_len: int,
-    saturate: bool,
-    repeat_padding: bool,
-    causal: bool,
+    numbers: Sequence[int],
 ) -> None:
     """Launch the kernel; same contract as the reference.
 
     More than 12 groups (2 with a block size that is no power of two), more than 4 RoPE tables,
     tables of several widths and later steps of several sizes each cost another launch.
     """
-    if row_counts[0] > MAX_REQUESTS:
-        raise CapacityError(
-            f"the batch has {row_counts[0]} request rows, one launch searches {MAX_REQUESTS}: "
-            "split the batch"
+    # The kernel reads tables by address; of the cos and sin tables it needs a shape.
+    groups = numbers[0]
+    shapes = tuple([table.shape for table in tables[groups : (groups + len(tables)) // 2]])
+    for launch in _launches(tuple(numbers), layout.shape[1], shapes, cuda_device(arena)):
+        launch.run(
+            query_start_loc,
+            seq_lens,
+            num_rejected,
+            num_reqs,
+            _from(pointers, 3 * launch.first_group),
+            arena,
+            _from(layout, launch.first_group),
+            rope_bank,
+            _from(rope_layout, launch.first_table),
+            *launch.integers,
         )
-    pow2 = all(size & (size - 1) == 0 for size in block_sizes)
-    bits = 5 if pow2 else 30
-    groups = _chunks([0] * len(block_sizes), 60 // bits)
-    tables = _chunks([table.shape[1] for table in cos_tables], TABLES_PER_LAUNCH)
-    padded = round_up(token_counts[0], tp_size)
-    block, rope_block, warps = CUDA_TILES if arena.is_cuda else OTHER_TILES
-    for group, table in zip_longest(groups, tables, fillvalue=range(0)):
-        lengths = [cos_tables[index].shape[0] for index in table]
-        rotary = cos_tables[table.start].shape[1] if table else 1
-        for first, ahead, steps, count in _runs(row_counts):
-            later_padded = round_up(count, tp_size)
-            blocks = first * triton.cdiv(max(row_counts[0] + 1, padded), block)
-            blocks += steps * triton.cdiv(max(count + 1, later_padded), block)
-            rope_blocks = first * triton.cdiv(padded, rope_block)
-            rope_blocks += steps * max(triton.cdiv(later_padded, rope_block), 1)
-            draft_steps_kernel[(len(group) * blocks + len(table) * rope_blocks,)](
-                query_start_loc,
-                seq_lens,
-                num_rejected,
-                num_reqs,
-                _from(pointers, 3 * group.start),
-                pointers[3 * len(block_sizes) + 2 * table.start :],
-                arena,
-                _from(layout, group.start),
-                rope_bank,
-                _from(rope_layout, table.start),
-                len(group),
-                layout.shape[1],
-                first_step,
-                first,
-                ahead,
-                steps,
-                row_counts[0],
-                token_counts[0],
-                count,
-                tp_size,
-                tp_rank,
-                pad_query_len,
-                max_model_len,
-                _pack([block_divisor(block_sizes[index], pow2) for index in group], bits),
-                *lengths,
-                *[1] * (TABLES_PER_LAUNCH - len(lengths)),
-                SIZE_BITS=bits,
-                POW2=pow2,
-                SATURATE=saturate,
-                REPEAT=repeat_padding,
-                CAUSAL=causal,
-                ROTARY=rotary,
-                BLOCK_ROTARY=triton.next_power_of_2(rotary),
-                BLOCK=block,
-                ROPE_BLOCK=rope_block,
-                num_warps=warps,
-            )
+
+
+@lru_cache(maxsize=CACHED_CALLS)
+def _launches(
+    numbers: tuple[int, ...], num_banks: int, shapes: tuple[torch.Size, ...], device: int | None
+) -> tuple[Launch, ...]:
+    """Plan a call from its integers alone, so that equal calls plan once."""
+    call = StepNumbers.unpack(numbers)
+    if call.row_counts[0] > MAX_REQUESTS:
+        raise CapacityError(
+            f"the batch has {call.row_counts[0]} request rows, one launch searches "
+            f"{MAX_REQUESTS}: split the batch"
+        )
+    limit = 60 // _size_bits(call)
+    groups = _chunks([0] * len(call.block_sizes), limit)
+    tables = _chunks([shape[1] for shape in shapes], TABLES_PER_LAUNCH)
+    return tuple(
+        _launch(call, num_banks, shapes, device, group, table, run)
+        for group, table in zip_longest(groups, tables, fillvalue=range(0))
+        for run in _runs(call.row_counts)
+    )
+
+
+def _launch(
+    call: StepNumbers,
+    num_banks: int,
+    shapes: tuple[torch.Size, ...],
+    device: int | None,
+    group: range,
+    table: range,
+    run: tuple[int, int, int, int],
+) -> Launch:
+    first, ahead, steps, count = run
+    block, rope_block, warps = OTHER_TILES if device is None else CUDA_TILES
+    rows, tokens, bits = call.row_counts[0], call.token_counts[0], _size_bits(call)
+    padded, later_padded = round_up(tokens, call.tp_size), round_up(count, call.tp_size)
+    blocks = first * triton.cdiv(max(rows + 1, padded), block)
+    blocks += steps * triton.cdiv(max(count + 1, later_padded), block)
+    rope_blocks = first * triton.cdiv(padded, rope_block)
+    rope_blocks += steps * max(triton.cdiv(later_padded, rope_block), 1)
+    lengths = [shapes[index][0] for index in table]
+    rotary = shapes[table.start][1] if table else 1
+    pow2 = bits == POW2_BITS
+    sizes = [block_divisor(call.block_sizes[index], pow2) for index in group]
+    integers = (
+        3 * (len(call.block_sizes) - group.start) + 2 * table.start,
+        *(len(group), num_banks, call.first_step, first, ahead, steps, rows, tokens, count),
+        *(call.tp_size, call.tp_rank, call.pad_query_len, call.max_model_len, _pack(sizes, bits)),
+        *lengths,
+        *[1] * (TABLES_PER_LAUNCH - len(lengths)),
+    )
+    constants = {
+        "SIZE_BITS": bits,
+        "POW2": pow2,
+        "SATURATE": call.saturate,
+        "REPEAT": call.repeat_padding,
+        "CAUSAL": call.causal,
+        "ROTARY": rotary,
+        "BLOCK_ROTARY": triton.next_power_of_2(rotary),
+        "BLOCK": block,
+        "ROPE_BLOCK": rope_block,
+    }
+    grid = (len(group) * blocks + len(table) * rope_blocks, 1, 1)
+    sample: tuple[torch.dtype | int, ...] = (*POINTERS, *integers)
+    launch = launcher(draft_steps_kernel, grid, device, sample, constants, warps)
+    return Launch(launch, group.start, table.start, integers)
+
+
+POW2_BITS, ANY_BITS = 5, 30
+
+
+def _size_bits(call: StepNumbers) -> int:
+    """Return the bits of a packed block size: its log2, where all are powers of two."""
+    return POW2_BITS if all(size & (size - 1) == 0 for size in call.block_sizes) else ANY_BITS
 
 
 def _from(tensor: Tensor, start: int) -> Tensor:

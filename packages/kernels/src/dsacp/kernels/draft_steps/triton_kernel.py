@@ -14,11 +14,11 @@ RUNTIME = [
     "num_rejected",
     "num_reqs",
     "pointers",
-    "table_pointers",
     "arena",
     "layout",
     "rope_bank",
     "rope_layout",
+    "table_at",
     "groups",
     "num_banks",
     "bank",
@@ -175,11 +175,11 @@ def draft_steps_kernel(
     num_rejected,
     num_reqs,
     pointers,
-    table_pointers,
     arena,
     layout,
     rope_bank,
     rope_layout,
+    table_at,
     groups,
     num_banks,
     bank,
@@ -208,7 +208,10 @@ def draft_steps_kernel(
     BLOCK: tl.constexpr,
     ROPE_BLOCK: tl.constexpr,
 ):
-    """Write one block; ``sizes`` packs the groups' block sizes, or their log2 where POW2."""
+    """Write one block; RoPE addresses start at ``pointers + table_at``.
+
+    ``sizes`` packs the groups' block sizes, or their log2 where POW2.
+    """
     real = clip(tl.load(num_reqs), 0, rows)
     share = tl.cdiv(tokens, tp_size)
     later_share = tl.cdiv(later_count, tp_size)
@@ -257,7 +260,7 @@ def draft_steps_kernel(
             query_start_loc,
             seq_lens,
             num_rejected,
-            table_pointers + 2 * table,
+            pointers + table_at + 2 * table,
             rope_bank,
             rope_layout + (table * num_banks + bank + rope_step) * 2,
             tl.where(table < 2, low_limit, high_limit),

@@ -1,8 +1,14 @@
 """Triton kernel that packs a step's host inputs into the staging block."""
 
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from dsacp.kernels.direct import cuda_device, launcher
 
 BLOCK = 256
 
@@ -50,13 +56,14 @@ def stage_inputs(
     rows: int,
 ) -> None:
     """Launch the kernel; same contract as the reference."""
-    _stage_inputs_kernel[(triton.cdiv(rows + 1, BLOCK),)](
-        query_start_loc,
-        seq_lens,
-        seq_lens if num_rejected is None else num_rejected,
-        out,
-        num_reqs,
-        rows,
-        HAS_REJECTED=num_rejected is not None,
-        BLOCK=BLOCK,
-    )
+    launch = _launcher(rows, num_rejected is not None, cuda_device(out))
+    rejected = seq_lens if num_rejected is None else num_rejected
+    launch(query_start_loc, seq_lens, rejected, out, num_reqs, rows)
+
+
+@lru_cache(maxsize=64)
+def _launcher(rows: int, has_rejected: bool, device: int | None) -> Callable[..., None]:
+    constants = {"HAS_REJECTED": has_rejected, "BLOCK": BLOCK}
+    sample = (torch.int32, torch.int32, torch.int32, torch.int32, rows, rows)
+    grid = (triton.cdiv(rows + 1, BLOCK), 1, 1)
+    return launcher(_stage_inputs_kernel, grid, device, sample, constants)
