@@ -59,6 +59,10 @@ def register() -> None:
     if "registered" in _STATE:
         return
     _STATE.add("registered")
+    from dsacp.vllm.ascend import register_ascend
+
+    if register_ascend():
+        return
     from dsacp.vllm.recorder import install_recorder
 
     install_recorder()

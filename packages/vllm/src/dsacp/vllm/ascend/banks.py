@@ -1,0 +1,153 @@
+"""Persistent buffers of one role of one builder: the target's, or one draft step's."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from dsacp.core import BufferRegion
+from dsacp.drafting_cache import Arena, FieldKey, plan_arena
+from dsacp.kernels import LocalMetadata
+from dsacp.sas_metadata import SAS_METADATA_SIZE
+
+RopeTables = Mapping[str, tuple[Tensor, Tensor]]
+"""Cos and sin tables, fp32 [L, rd], by the host's configuration key."""
+
+
+@dataclass(frozen=True)
+class BankSize:
+    """Bounds of one bank.
+
+    Attributes:
+        rows: request rows.
+        tokens: token rows, a multiple of the tensor-parallel size.
+        slot_width: integers of one slot: 2 for (block, offset), 1 for flat slots.
+        dspark_width: columns of DSpark's slot indices, 0 for none.
+        table_width: columns of an own block table, 0 to read the host's.
+    """
+
+    rows: int
+    tokens: int
+    slot_width: int
+    dspark_width: int = 0
+    table_width: int = 0
+
+
+class Bank:
+    """One field, one address, for as long as the bank lives (design: invariants I1, I5).
+
+    Args:
+        name: cache group, for messages.
+        step: 0 for the target, 1 for the drafter's first pass, then draft index + 1.
+        size: bounds.
+        tables: RoPE tables whose rows the bank keeps.
+        device: where the buffers live.
+        guard_words: words between fields.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        step: int,
+        size: BankSize,
+        tables: RopeTables,
+        device: torch.device,
+        guard_words: int = 16,
+    ) -> None:
+        self.size = size
+        self.tables = tables
+        fields = _word_fields(size)
+        words = plan_arena([((name, step, key), count) for key, count in fields], guard_words)
+        self._words = Arena.allocate(words, device, torch.int32)
+        rows = plan_arena(list(_rope_fields(name, step, size, tables)), guard_words)
+        self._rope = Arena.allocate(rows, device, torch.float32)
+        self._views = {key[2]: self._words.view(key) for key in words.fields}
+        self.rope_rows = {
+            key: (
+                self._rope_view(f"{name}/rope{index}", step, "cos", cos.shape[1]),
+                self._rope_view(f"{name}/rope{index}", step, "sin", sin.shape[1]),
+            )
+            for index, (key, (cos, sin)) in enumerate(tables.items())
+        }
+        self._clean()
+
+    def words(self, field: str) -> Tensor:
+        """Return a whole field as int32 [n]."""
+        return self._views[field]
+
+    @property
+    def positions(self) -> Tensor:
+        """Token positions as the host wants them, int64 [tokens]."""
+        return self._views["positions64"].view(torch.int64)
+
+    @property
+    def slots(self) -> Tensor:
+        """Slots in the device's format: int32 [tokens, 2], or [tokens] where they are flat."""
+        slots = self._views["slots"]
+        return slots if self.size.slot_width == 1 else slots.view(-1, self.size.slot_width)
+
+    @property
+    def dspark(self) -> Tensor:
+        """DSpark's slot indices, int32 [tokens, 1, width]."""
+        return self._views["dspark"].view(self.size.tokens, 1, self.size.dspark_width)
+
+    @property
+    def table(self) -> Tensor:
+        """The bank's own block table, int32 [rows, columns]."""
+        return self._views["table"].view(self.size.rows, self.size.table_width)
+
+    @property
+    def local(self) -> LocalMetadata:
+        """Rank-local starts and lengths and global start positions, of all rows."""
+        return LocalMetadata(
+            self._views["local_query_start_loc"],
+            self._views["local_seq_lens"],
+            self._views["start_pos"],
+        )
+
+    def regions(self) -> tuple[BufferRegion, ...]:
+        """Return every field's byte range."""
+        return (*self._words.regions(), *self._rope.regions())
+
+    def storages(self) -> tuple[Tensor, ...]:
+        """Return the storages that hold ``regions()``, guard words included."""
+        return self._words.storage, self._rope.storage
+
+    def _rope_view(self, name: str, step: int, field: str, width: int) -> Tensor:
+        return self._rope.view((name, step, field)).view(self.size.tokens, width)
+
+    def _clean(self) -> None:
+        for name, view in self._views.items():
+            view.fill_(-1 if name in ("slots", "flat_slots", "dspark") else 0)
+        for cos, sin in self.rope_rows.values():
+            cos.fill_(1.0)
+            sin.fill_(0.0)
+
+
+def _word_fields(size: BankSize) -> list[tuple[str, int]]:
+    fields = [
+        ("inputs", 3 * size.rows + 2),
+        ("local_query_start_loc", size.rows + 1),
+        ("local_seq_lens", size.rows),
+        ("start_pos", size.rows),
+        ("positions", size.tokens),
+        ("positions64", 2 * size.tokens),
+        ("flat_slots", size.tokens),
+        ("slots", size.tokens * size.slot_width),
+        ("sas", SAS_METADATA_SIZE),
+        ("qli", SAS_METADATA_SIZE),
+        ("dspark", size.tokens * size.dspark_width),
+        ("table", size.rows * size.table_width),
+    ]
+    return [(name, count) for name, count in fields if count]
+
+
+def _rope_fields(
+    name: str, step: int, size: BankSize, tables: RopeTables
+) -> Sequence[tuple[FieldKey, int]]:
+    return [
+        ((f"{name}/rope{index}", step, field), size.tokens * table.shape[1])
+        for index, pair in enumerate(tables.values())
+        for field, table in zip(("cos", "sin"), pair, strict=True)
+    ]

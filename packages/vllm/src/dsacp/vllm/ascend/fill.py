@@ -1,0 +1,119 @@
+"""Brings a bank up to date, in place and in stream order, without asking the device for a value."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dsacp.core import round_up
+from dsacp.kernels import dspark_indices, local_metadata, rope_gather, stage_inputs
+from dsacp.vllm.ascend.banks import Bank
+from dsacp.vllm.ascend.shapes import Shape
+
+SlotFormat = Callable[[Tensor, int], Tensor]
+"""The device's own slot format: (flat slots, block size) to what its cache update reads."""
+
+
+def fill_rows(
+    bank: Bank, shape: Shape, query_start_loc: Tensor, seq_lens: Tensor, causal: bool
+) -> None:
+    """Copy starts and lengths and derive the rank's own; rows past the shape become inert.
+
+    Args:
+        bank: the buffers.
+        shape: the build.
+        query_start_loc: int32 [>= rows + 1]; padded requests of the host are among the rows.
+        seq_lens: int32 [>= rows], 0 on padded requests.
+        causal: False for DSpark's query block.
+    """
+    rows = bank.size.rows
+    starts, lengths = (tensor.to(torch.int32) for tensor in (query_start_loc, seq_lens))
+    stage_inputs(starts, lengths, None, shape.rows, bank.words("inputs"), rows)
+    # every row of the buffer is computed: what a larger batch left behind goes with this launch
+    local_metadata(
+        staged_starts(bank), staged_lengths(bank), shape.shard, causal=causal, out=bank.local
+    )
+
+
+def staged_starts(bank: Bank) -> Tensor:
+    """Return the bank's global query starts, int32 [rows + 1]."""
+    return bank.words("inputs")[1 : bank.size.rows + 2]
+
+
+def staged_lengths(bank: Bank) -> Tensor:
+    """Return the bank's global lengths, int32 [rows]."""
+    rows = bank.size.rows
+    return bank.words("inputs")[rows + 2 : 2 * rows + 2]
+
+
+def fill_tokens(
+    bank: Bank,
+    shape: Shape,
+    positions: Tensor,
+    slots: Tensor,
+    block_size: int,
+    format_slots: SlotFormat,
+) -> None:
+    """Copy positions and slots and gather RoPE rows; padded tokens become inert.
+
+    Args:
+        bank: the buffers.
+        shape: the build.
+        positions: integers [>= real_tokens].
+        slots: flat slots [>= real_tokens].
+        block_size: slots of a page.
+        format_slots: the device's slot format.
+    """
+    real, padded = shape.real_tokens, shape.shard.padded
+    target = bank.words("positions")
+    target[:real].copy_(positions[:real])
+    target[real:padded].zero_()
+    bank.positions[:padded].copy_(target[:padded])
+    flat = bank.words("flat_slots")
+    flat[:real].copy_(slots[:real])
+    flat[real:padded].fill_(-1)
+    bank.slots[:padded].copy_(format_slots(flat[:padded], block_size))
+    for key, (cos_table, sin_table) in bank.tables.items():
+        cos, sin = bank.rope_rows[key]
+        rope_gather(target[:padded], cos_table, sin_table, cos[:padded], sin[:padded])
+
+
+def draft_lengths(shape: Shape, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Return starts and lengths of one-token requests, from positions alone.
+
+    The host's own lengths still count rejected tokens (spec ascend 4.3); the position of a real
+    row is one less than the length that its query may see.
+    """
+    starts = torch.arange(shape.rows + 1, dtype=torch.int32, device=positions.device)
+    lengths = torch.zeros(shape.rows, dtype=torch.int32, device=positions.device)
+    real = min(shape.real_reqs, shape.rows)
+    lengths[:real] = positions[:real] + 1
+    return starts, lengths
+
+
+def fill_table(bank: Bank, shape: Shape, table: Tensor) -> Tensor:
+    """Copy the real rows of a block table that the host clones every round; returns the rows."""
+    own = bank.table[: shape.rows]
+    real = min(shape.real_reqs, shape.rows, table.shape[0])
+    own[:real].copy_(table[:real])
+    own[real:].zero_()
+    return own
+
+
+def fill_dspark(
+    bank: Bank, shape: Shape, table: Tensor, window: int, drafts: int, block_size: int
+) -> Tensor:
+    """Compute DSpark's visible slots of every token and return this rank's, [per_rank, 1, W]."""
+    padded = round_up(shape.tokens, shape.shard.tp_size)
+    out = bank.dspark[:padded]
+    dspark_indices(
+        staged_starts(bank)[: shape.rows + 1],
+        staged_lengths(bank)[: shape.rows],
+        table[: shape.rows],
+        window=window,
+        num_draft_tokens=drafts,
+        block_size=block_size,
+        index_width=bank.size.dspark_width,
+        out=out,
+    )
+    return out[shape.shard.start : shape.shard.end]

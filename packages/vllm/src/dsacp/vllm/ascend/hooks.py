@@ -1,0 +1,118 @@
+"""What our builder stands on in an installed vllm-ascend; signatures and fields decide, no version.
+
+Anything missing and anything new is a reason to stand aside: a field that we do not fill could be
+one that the attention code has come to need.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+from dsacp.vllm.settings import Blocker
+
+REMEDY = "use dsacp with vllm-ascend 0.25.1rc1 or 0.26.0rc1, or a dsacp that knows this one"
+
+METHODS = {
+    "build": ("self", "common_prefix_len", "common_attn_metadata", "fast_build", "kwargs"),
+    "build_for_drafting": ("self", "common_attn_metadata", "draft_index", "fast_build", "kwargs"),
+    "build_for_graph_capture": ("self", "common_attn_metadata", "attn_state", "kwargs"),
+    "_build_sas_metadata": (
+        "self", "num_heads", "query_start_loc", "seq_lens", "seq_lens_q", "max_query_len",
+        "max_seq_lens", "index_topk", "num_reqs", "has_prefill", "cu_cmp_seqlen_list",
+    ),
+    "_build_qli_metadata": ("self", "query_start_loc", "seq_lens", "seq_lens_q", "num_reqs"),
+    "_get_cmp_seqlens_for_metadata": ("self", "has_prefill"),
+    "_num_compressor_metadata_rows": ("self", "common_attn_metadata"),
+}  # fmt: skip
+"""Parameters of every method that is replaced or called, in order."""
+
+REQUEST_FIELDS = frozenset({
+    "input_positions", "block_table", "seq_lens", "slot_mapping", "block_size", "query_start_loc",
+    "cp_metadata", "cache_group_key", "num_compressed_tokens", "sin", "cos", "full_compress_sin",
+    "full_compress_cos", "start_pos", "num_reqs_actual", "sas_metadata", "qli_metadata",
+    "cu_cmp_seqlen_list", "attn_mask", "ori_win_left", "ori_win_right", "dspark_swa_indices",
+})  # fmt: skip
+SHARD_FIELDS = frozenset({
+    "local_query_start_loc", "local_seq_lens", "local_start", "local_end", "tokens_per_rank",
+    "num_tokens_pad", "local_sin", "local_cos",
+})  # fmt: skip
+STEP_FIELDS = frozenset({
+    "num_actual_tokens", "query_start_loc", "seq_lens", "block_tables", "sin", "cos",
+    "num_decodes", "num_decode_tokens", "num_prefills", "num_input_tokens", "head_dim",
+    "attn_mask", "attn_state", "req_metadata", "reshape_cache_event", "hadamard", "start_pos",
+})  # fmt: skip
+OPTIONAL = frozenset({"cache_group_key"})
+"""Fields that a supported version may lack (0.25.1rc1 has no cache_group_key)."""
+
+COMMON_FIELDS = (
+    "query_start_loc", "query_start_loc_cpu", "seq_lens", "num_reqs", "num_actual_tokens",
+    "max_query_len", "block_table_tensor", "slot_mapping", "positions", "num_input_tokens",
+    "attn_state", "causal",
+)  # fmt: skip
+
+
+def missing_hooks(dsa_cp: Any, rope: Any) -> Iterator[Blocker]:
+    """Yield every way in which the installed modules are not what our builder was made for.
+
+    Args:
+        dsa_cp: ``vllm_ascend.attention.context_parallel.dsa_cp``.
+        rope: ``vllm_ascend.ops.rope_dsv4``.
+    """
+    names = (
+        "AscendDSACPMetadataBuilder", "AscendDSACPImpl", "AscendDSAMetadata",
+        "AscendDSAReqMetadata", "DSACPMetadata", "AscendCommonAttentionMetadata", "DeviceOperator",
+        "split_decodes_and_prefills", "get_tp_group", "get_full_cos_and_sin_dsa",
+    )  # fmt: skip
+    lost = [name for name in names if not hasattr(dsa_cp, name)]
+    if lost:
+        yield Blocker(f"{dsa_cp.__name__} without {', '.join(lost)}", REMEDY)
+        return
+    yield from _methods(dsa_cp.AscendDSACPMetadataBuilder)
+    yield from _fields(dsa_cp.AscendDSAReqMetadata, REQUEST_FIELDS)
+    yield from _fields(dsa_cp.DSACPMetadata, SHARD_FIELDS)
+    yield from _fields(dsa_cp.AscendDSAMetadata, STEP_FIELDS)
+    have = {field.name for field in dataclasses.fields(dsa_cp.AscendCommonAttentionMetadata)}
+    if lost := [name for name in COMMON_FIELDS if name not in have]:
+        yield Blocker(f"common attention metadata without {', '.join(lost)}", REMEDY)
+    yield from _calls(dsa_cp)
+    yield from _rope(rope)
+
+
+def _methods(builder: Any) -> Iterator[Blocker]:
+    for name, wanted in METHODS.items():
+        method = getattr(builder, name, None)
+        if method is None:
+            yield Blocker(f"no {builder.__name__}.{name}", REMEDY)
+            continue
+        found = tuple(inspect.signature(method).parameters)
+        if found != wanted:
+            yield Blocker(f"{builder.__name__}.{name}({', '.join(found)})", REMEDY)
+
+
+def _fields(owner: Any, wanted: frozenset[str]) -> Iterator[Blocker]:
+    have = {field.name for field in dataclasses.fields(owner)}
+    if lost := sorted(wanted - OPTIONAL - have):
+        yield Blocker(f"{owner.__name__} without {', '.join(lost)}", REMEDY)
+    if new := sorted(have - wanted):
+        yield Blocker(f"{owner.__name__} with the unknown fields {', '.join(new)}", REMEDY)
+
+
+def _calls(dsa_cp: Any) -> Iterator[Blocker]:
+    split = inspect.signature(dsa_cp.split_decodes_and_prefills).parameters
+    if "treat_short_extends_as_decodes" not in split:
+        yield Blocker(f"split_decodes_and_prefills({', '.join(split)})", REMEDY)
+    if not hasattr(dsa_cp.DeviceOperator, "format_dsa_slot_mapping"):
+        yield Blocker("a device adaptor without format_dsa_slot_mapping", REMEDY)
+
+
+def _rope(rope: Any) -> Iterator[Blocker]:
+    state = getattr(rope, "_ROPE_STATE", None)
+    proxy = getattr(rope, "RopeDataProxy", None)
+    for name in ("full_rope_cache", "registry_summary", "layer_info"):
+        if not hasattr(state, name):
+            yield Blocker(f"RoPE state without {name}", REMEDY)
+    if proxy is None or tuple(inspect.signature(proxy.pad_to).parameters) != (
+        "self", "target_len", "dim",
+    ):  # fmt: skip
+        yield Blocker("RopeDataProxy without pad_to(target_len, dim)", REMEDY)

@@ -1,0 +1,141 @@
+"""vllm-ascend's metadata ops, declared with their real schemas and answered by our references.
+
+The schemas are read from the wheel's own binary, so the dispatcher refuses a call that the real
+op would refuse. Answers are new tensors whose unwritten words hold garbage, as on the device.
+"""
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dsacp.sas_metadata import QliSpec, SasSpec, plan_qli, plan_sas
+
+CORES = 24
+GARBAGE = 0x7FFF_FFFF
+NAMES = (
+    "npu_sparse_attn_sharedkv_metadata",
+    "npu_kv_quant_sparse_attn_sharedkv_metadata",
+    "npu_vllm_quant_lightning_indexer_metadata",
+)
+CALLS: list[tuple[str, dict[str, Any]]] = []
+"""Every call since a test cleared it: name and arguments."""
+
+
+def real_schemas() -> dict[str, str]:
+    """Read the ops' schemas out of the installed wheel's binary."""
+    found = importlib.util.find_spec("vllm_ascend")
+    assert found is not None
+    assert found.origin is not None
+    (binary,) = Path(found.origin).parent.glob("vllm_ascend_C*.so")
+    content = binary.read_bytes()
+    schemas = {}
+    for name in NAMES:
+        match = re.search(rb"(?<![\w])" + name.encode() + rb"\([^\x00]*\) -> [^\x00]*", content)
+        assert match is not None, f"no schema of {name} in {binary.name}"
+        schemas[name] = match.group().decode()
+    return schemas
+
+
+def install_ops() -> torch.library.Library:
+    """Declare and answer the ops; the library must be kept alive by the caller."""
+    library = torch.library.Library("_C_ascend", "FRAGMENT")
+    answers = {
+        NAMES[0]: answer_sas_a2,
+        NAMES[1]: answer_sas_a5,
+        NAMES[2]: answer_qli,
+    }
+    for name, schema in real_schemas().items():
+        library.define(schema)
+        library.impl(name, answers[name], "CompositeExplicitAutograd")
+    return library
+
+
+def answer_sas_a2(num_heads_q: int, num_heads_kv: int, head_dim: int, *rest: Any, **kw: Any) -> Any:
+    """Answer the A2 op."""
+    return _sas("a2", NAMES[0], num_heads_q, num_heads_kv, rest, kw)
+
+
+def answer_sas_a5(
+    num_heads_q: int, num_heads_kv: int, head_dim: int, kv_quant_mode: int, *rest: Any, **kw: Any
+) -> Any:
+    """Answer the A5 op."""
+    return _sas("a5", NAMES[1], num_heads_q, num_heads_kv, rest, kw)
+
+
+def _sas(family: Any, name: str, heads: int, kv_heads: int, rest: Any, given: Any) -> Tensor:
+    arguments = _named(name, 4 if family == "a5" else 3, rest, given)
+    CALLS.append((name, arguments))
+    assert kv_heads == 1
+    assert (arguments["layout_q"], arguments["layout_kv"]) == ("TND", "PA_ND")
+    assert (arguments["ori_mask_mode"], arguments["cmp_mask_mode"]) == (4, 3)
+    assert not _present(arguments["seqused_q"])
+    starts, lengths = arguments["cu_seqlens_q"], arguments["seqused_kv"]
+    _check_pair(starts, lengths, 1)
+    ratio = arguments["cmp_ratio"] if arguments["has_cmp_kv"] else 1
+    assert arguments["cmp_topk"] in (0, 512, 1024)
+    spec = SasSpec(
+        num_heads=heads,
+        device_family=family,
+        num_cores=CORES,
+        window_left=arguments["ori_win_left"],
+        window_right=arguments["ori_win_right"],
+        cmp_ratio=ratio,
+        cmp_topk=arguments["cmp_topk"] if ratio > 1 else 0,
+    )
+    return _with_garbage(plan_sas(spec, starts, lengths), spec.record_size)
+
+
+def answer_qli(
+    num_heads_q: int,
+    num_heads_k: int,
+    head_dim: int,
+    query_quant_mode: int,
+    key_quant_mode: int,
+    *rest: Any,
+    **kw: Any,
+) -> Any:
+    """Answer the indexer's op."""
+    arguments = _named(NAMES[2], 5, rest, kw)
+    modes = {"query_quant_mode": query_quant_mode, "key_quant_mode": key_quant_mode}
+    CALLS.append((NAMES[2], {**arguments, **modes}))
+    assert (num_heads_k, head_dim) == (1, 128)
+    assert arguments["sparse_mode"] in (0, 3)
+    ends, lengths = arguments["actual_seq_lengths_query"], arguments["actual_seq_lengths_key"]
+    _check_pair(ends, lengths, 0)
+    starts = torch.cat([torch.zeros(1, dtype=torch.int32), ends])
+    spec = QliSpec(num_heads=num_heads_q, num_cores=CORES, cmp_ratio=arguments["cmp_ratio"])
+    return _with_garbage(plan_qli(spec, starts, lengths), spec.record_size)
+
+
+def _named(name: str, taken: int, rest: Any, given: Any) -> dict[str, Any]:
+    schema = getattr(torch.ops._C_ascend, name).default._schema
+    later = schema.arguments[taken:]
+    values = {argument.name: argument.default_value for argument in later}
+    values.update(zip(values, rest, strict=False))
+    return {**values, **given}
+
+
+def _present(tensor: Tensor | None) -> bool:
+    return tensor is not None and tensor.numel() > 0
+
+
+def _check_pair(starts: Tensor, lengths: Tensor, extra: int) -> None:
+    assert starts.dtype is torch.int32
+    assert lengths.dtype is torch.int32
+    # the real op does not check this and would read past a shorter tensor
+    assert starts.numel() == lengths.numel() + extra, (starts.shape, lengths.shape)
+
+
+def _with_garbage(words: Tensor, record: int) -> Tensor:
+    """Return a new tensor in which words that the op leaves alone are garbage."""
+    answer = words.clone()
+    records = answer[: CORES * record].view(CORES, record)
+    idle = records[:, 0] == 0
+    fields = records[:, 1:8]
+    fields[idle] = GARBAGE
+    answer[896:] = GARBAGE
+    return answer
