@@ -123,7 +123,7 @@ def vllm(session: nox.Session) -> None:
 def vllm_slow(session: nox.Session) -> None:
     """Long runs in real vLLM: prefix caching, dynamic draft tokens, the V2 runner."""
     support.install(session, *support.PACKAGES, groups=["test"], extra=support.VLLM)
-    session.install(support.TRITON)  # by itself: the overrides leave it out
+    session.install(*support.TRITON)  # by itself: the overrides leave it out
     support.pytest(session, "packages/vllm/tests", "-m", "slow")
 
 
