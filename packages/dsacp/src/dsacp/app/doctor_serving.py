@@ -1,0 +1,181 @@
+"""Capacity, memory and warnings of a serving configuration; each names the report it comes from."""
+
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsacp.app.doctor_host import Finding
+from dsacp.core import CapacityError, DraftCapacity, LayoutError, round_up
+
+PLAN_WORDS = 1024
+
+
+@dataclass(frozen=True)
+class Serving:
+    """A serving configuration.
+
+    Attributes:
+        max_num_seqs: requests of a step.
+        max_num_batched_tokens: tokens of a step.
+        draft_tokens: K.
+        tp: ranks that share the tokens.
+        capture_sizes: captured token counts, as the engine is told.
+        max_model_len: longest request, None where not said.
+        draft_eager: whether the speculative configuration says ``enforce_eager``.
+        model: the model's ``config.json``.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    draft_tokens: int
+    tp: int
+    capture_sizes: tuple[int, ...]
+    max_model_len: int | None
+    draft_eager: bool
+    model: Mapping[str, Any]
+
+    @property
+    def grid(self) -> int:
+        """What a capture size must be a multiple of."""
+        return math.lcm(self.draft_tokens + 1, self.tp)
+
+    @property
+    def usable(self) -> tuple[int, ...]:
+        """Capture sizes on the grid."""
+        return tuple(size for size in sorted(self.capture_sizes) if size % self.grid == 0)
+
+
+def read_model(path: Path | None) -> Mapping[str, Any]:
+    """Read a model's ``config.json`` (or the folder that holds it).
+
+    Raises:
+        LayoutError: the file is missing or no JSON object.
+    """
+    if path is None:
+        return {}
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LayoutError(f"expected a model's config.json, found {file}: {error}") from None
+    if not isinstance(content, dict):
+        raise LayoutError(f"expected a JSON object in {file}, found {type(content).__name__}")
+    return content
+
+
+def serving_findings(serving: Serving) -> list[Finding]:
+    """Return everything that can be said about a configuration, capacity first."""
+    return [*_capacity(serving), *_captures(serving), *_limits(serving)]
+
+
+def _capacity(serving: Serving) -> Iterator[Finding]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # each size is reported below, with its reason
+            capacity = DraftCapacity.from_config(
+                serving.max_num_seqs,
+                serving.max_num_batched_tokens,
+                serving.draft_tokens,
+                serving.tp,
+                serving.usable,
+                layout="tokens",
+            )
+    except (CapacityError, LayoutError) as error:
+        yield Finding("problem", str(error))
+        return
+    yield Finding(
+        "ok",
+        f"capacity: {capacity.max_reqs} requests and {capacity.max_tokens} tokens in a first "
+        f"step, {capacity.max_rows} rows in a later one",
+    )
+    yield Finding("ok", f"memory: {_mebibytes(serving, capacity):.1f} MiB a window group and rank")
+    if capacity.max_rows > serving.max_num_seqs and serving.usable:
+        yield Finding(
+            "note",
+            f"a bucket of {max(serving.usable)} tokens gives {max(serving.usable)} one-token "
+            f"requests while max_num_seqs is {serving.max_num_seqs}: buffers by max_num_seqs fail "
+            "here with EZ1007 or EZ9999 (vllm-ascend #16168), these hold them",
+        )
+
+
+def _mebibytes(serving: Serving, capacity: DraftCapacity) -> float:
+    """Estimate the banks of the target, the drafter's first pass and its later steps."""
+    configs = 2 if serving.model.get("compress_rope_theta") else 1
+    rotary = int(serving.model.get("qk_rope_head_dim", 64))
+    columns = -(-(serving.max_model_len or 0) // 128)
+    first = _words(capacity.max_reqs, capacity.max_tokens, configs * rotary)
+    later = _words(capacity.max_rows, capacity.max_rows, configs * rotary)
+    later += capacity.max_rows * columns
+    return 4 * (2 * first + (serving.draft_tokens - 1) * later) / 2**20
+
+
+def _words(rows: int, tokens: int, rope: int) -> int:
+    # starts, lengths and rejected counts as staged, then local starts, lengths and positions
+    return 6 * rows + 3 + tokens * (6 + 2 * rope) + 2 * PLAN_WORDS
+
+
+def _captures(serving: Serving) -> Iterator[Finding]:
+    queries = serving.draft_tokens + 1
+    for size in sorted(serving.capture_sizes):
+        causes = [
+            f"{name}={value}"
+            for name, value in (("K+1", queries), ("tp", serving.tp))
+            if size % value
+        ]
+        if causes or size % serving.grid:
+            yield Finding(
+                "warning",
+                f"capture size {size} is no multiple of {' or '.join(causes) or serving.grid}: "
+                f"it never matches a verify batch; use {round_up(size, serving.grid)} "
+                "(vllm-ascend #3910, vLLM #29036)",
+            )
+    if serving.capture_sizes and not serving.usable:
+        yield Finding(
+            "problem",
+            f"no capture size is a multiple of lcm(K+1={queries}, tp={serving.tp})="
+            f"{serving.grid}: every draft step runs eager",
+        )
+    held = max(serving.usable, default=0) // queries
+    if serving.usable and held < serving.max_num_seqs:
+        yield Finding(
+            "warning",
+            f"the largest capture size {max(serving.usable)} holds {held} requests, max_num_seqs "
+            f"is {serving.max_num_seqs}: more run eager, several times slower (vllm-ascend "
+            f"#16049); add {round_up(serving.max_num_seqs * queries, serving.grid)}",
+        )
+
+
+def _limits(serving: Serving) -> Iterator[Finding]:
+    queries = serving.draft_tokens + 1
+    if serving.max_num_batched_tokens < serving.max_num_seqs * queries:
+        yield Finding(
+            "warning",
+            f"{serving.max_num_seqs} requests verify {serving.max_num_seqs * queries} tokens, "
+            f"max_num_batched_tokens is {serving.max_num_batched_tokens}: raise it (vLLM #32591)",
+        )
+    if serving.draft_eager:
+        yield Finding(
+            "warning",
+            "the speculative configuration has enforce_eager: drafts never run in a graph; it "
+            "was the way around the crash that dsacp removes",
+        )
+    table = _table_length(serving.model)
+    if table is not None and serving.max_model_len is not None and serving.max_model_len > table:
+        yield Finding(
+            "problem",
+            f"max_model_len {serving.max_model_len} exceeds the {table} rows of the RoPE table: "
+            "positions past it read foreign memory (vLLM #57941)",
+        )
+
+
+def _table_length(model: Mapping[str, Any]) -> int | None:
+    rope = model.get("rope_scaling") or model.get("rope_parameters") or {}
+    trained = rope.get("original_max_position_embeddings") or model.get("max_position_embeddings")
+    if trained is None:
+        return None
+    factor = rope.get("factor", 1) if "original_max_position_embeddings" in rope else 1
+    return int(trained * factor)

@@ -1,0 +1,100 @@
+"""``dsacp doctor``: what it finds, what it warns of, its exit code. Runs without vLLM."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from dsacp.app import doctor_host
+from dsacp.app.cli import app
+from dsacp.app.doctor import exit_code
+from dsacp.app.doctor_host import Finding, host_findings
+from dsacp.app.doctor_serving import Serving, serving_findings
+
+
+def serving(**changes: Any) -> Serving:
+    values: dict[str, Any] = {
+        "max_num_seqs": 6,
+        "max_num_batched_tokens": 64,
+        "draft_tokens": 3,
+        "tp": 4,
+        "capture_sizes": (8, 16, 24),
+        "max_model_len": 4096,
+        "draft_eager": False,
+        "model": {},
+    }
+    return Serving(**{**values, **changes})
+
+
+def texts(found: list[Finding], level: str) -> str:
+    return "\n".join(finding.text for finding in found if finding.level == level)
+
+
+def test_a_sound_configuration_has_nothing_to_change() -> None:
+    found = serving_findings(serving())
+    assert texts(found, "problem") == texts(found, "warning") == ""
+    assert "25 requests and 64 tokens" in texts(found, "ok")
+
+
+def test_the_concurrency_case_says_what_upstream_would_do() -> None:
+    """vllm-ascend #16168: 16 one-token requests although max_num_seqs is 6."""
+    found = serving_findings(serving(capture_sizes=(16,)))
+    assert "16 one-token requests while max_num_seqs is 6" in texts(found, "note")
+    assert "holds 4 requests" in texts(found, "warning")
+
+
+def test_off_grid_sizes_are_named_with_their_cause() -> None:
+    """vllm-ascend #3910 (40 is no multiple of K+1=3) and #2719 (sizes and tp)."""
+    found = serving_findings(
+        serving(max_num_seqs=14, draft_tokens=2, tp=2, capture_sizes=(24, 40, 45, 48))
+    )
+    warnings = texts(found, "warning")
+    assert "capture size 40 is no multiple of K+1=3" in warnings
+    assert "capture size 45 is no multiple of tp=2" in warnings
+    assert "capture size 24" not in warnings
+
+
+def test_no_size_left_is_a_problem() -> None:
+    assert "every draft step runs eager" in texts(
+        serving_findings(serving(capture_sizes=(2, 5))), "problem"
+    )
+
+
+def test_eager_drafts_and_small_budgets_are_warned_of() -> None:
+    """The way around of the shipped recipes, and vLLM #32591."""
+    found = serving_findings(serving(draft_eager=True, max_num_batched_tokens=20))
+    assert "enforce_eager" in texts(found, "warning")
+    assert "6 requests verify 24 tokens" in texts(found, "warning")
+
+
+def test_a_rope_table_shorter_than_the_context_is_a_problem() -> None:
+    """vLLM #57941."""
+    model = {"rope_scaling": {"original_max_position_embeddings": 1024, "factor": 2}}
+    found = serving_findings(serving(model=model))
+    assert "exceeds the 2048 rows" in texts(found, "problem")
+
+
+def test_flashcomm_is_asked_for_on_ascend_only() -> None:
+    packages = {"vllm-ascend": "0.26.0rc1", "torch-npu": "2.10.0", "torch": "2.10.0"}
+    assert "FLASHCOMM1" in texts(host_findings(packages, {}), "problem")
+    assert texts(host_findings(packages, {doctor_host.FLASHCOMM: "1"}), "problem") == ""
+    assert texts(host_findings({}, {}), "problem") == ""
+
+
+@pytest.mark.parametrize(("level", "strict", "code"), [
+    ("problem", False, 1), ("warning", False, 0), ("warning", True, 1), ("note", True, 0),
+])  # fmt: skip
+def test_exit_code(level: Any, strict: bool, code: int) -> None:
+    assert exit_code({"host": [Finding(level, "x")]}, strict) == code
+
+
+def test_command_reads_a_model_and_exits_for_scripts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"max_position_embeddings": 512}))
+    options = ["doctor", "--no-hooks", "--max-num-seqs", "6", "--max-model-len", "4096"]
+    answer = CliRunner().invoke(app, [*options, "--model-config", str(tmp_path)])
+    assert answer.exit_code == 1
+    assert "PROBLEM max_model_len 4096 exceeds the 512 rows" in answer.output
+    missing = CliRunner().invoke(app, [*options, "--model-config", str(tmp_path / "none")])
+    assert missing.exit_code == 2

@@ -1,0 +1,143 @@
+"""DSpark's block (spec ascend 6), the indexer's plan without host syncs, runner v2's call shape."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from ascend_double import HostDouble, install
+from ascend_double.batches import BLOCK, Batch, common_metadata
+from ascend_double.compare import Parity
+from ascend_double.host import HEADS, WINDOW
+from ascend_double.ops import CALLS, CORES, NAMES
+
+from dsacp.graph import no_host_sync
+from dsacp.sas_metadata import SasSpec, decode_sas
+from dsacp.vllm.ascend.plugin import choose
+
+
+def classes() -> tuple[Any, Any]:
+    stock = install().dsa_cp.AscendDSACPMetadataBuilder
+    return stock, choose(stock)
+
+
+def block_metadata(batch: Batch, double: HostDouble, seed: int) -> Any:
+    common = common_metadata(batch, double, random.Random(seed))
+    common.causal = False
+    return common
+
+
+@pytest.mark.parametrize("rank", [0, 1, 3])
+def test_dspark_first_step_arrives_as_draft_index_1(rank: int) -> None:
+    """One block of K tokens a request, all visible to each other."""
+    double = HostDouble(4, 4, rank, max_num_seqs=16, method="dspark")
+    batch = Batch("verify", (4, 4, 4), (700, 3, 128), 12, 3, (False,) * 3, (0, 0, 0))
+    steps = []
+    for cls in classes():
+        common = block_metadata(batch, double, 5)
+        steps.append(double.builder(cls).build_for_drafting(common, 1, block_size=BLOCK))
+    left, right = (step.req_metadata for step in steps)
+    for name in ("local_query_start_loc", "local_seq_lens", "local_start", "num_tokens_pad"):
+        pair = getattr(left.cp_metadata, name), getattr(right.cp_metadata, name)
+        assert torch.equal(*map(torch.as_tensor, pair)), name
+    for name in ("seq_lens", "query_start_loc", "slot_mapping", "start_pos", "dspark_swa_indices"):
+        assert torch.equal(getattr(left, name), getattr(right, name)), name
+    assert (left.ori_win_left, left.ori_win_right) == (right.ori_win_left, right.ori_win_right)
+    assert right.ori_win_left == WINDOW + 3
+    spec = SasSpec(num_heads=HEADS, num_cores=CORES, window_left=WINDOW + 3)
+    assert decode_sas(left.sas_metadata, spec) == decode_sas(right.sas_metadata, spec)
+
+
+def test_dspark_buffers_do_not_move() -> None:
+    double = HostDouble(4, 2, 1, max_num_seqs=16, method="dspark")
+    builder = double.builder(classes()[1])
+    seen = set()
+    for seed in range(3):
+        contexts = (10 + seed, 900, 40)
+        batch = Batch("verify", (4, 4, 4), contexts, 12, 3, (False,) * 3, (0, 0, 0))
+        step = builder.build_for_drafting(block_metadata(batch, double, seed), 1, block_size=BLOCK)
+        request = step.req_metadata
+        seen.add((request.dspark_swa_indices.data_ptr(), request.sas_metadata.data_ptr()))
+    assert len(seen) == 1
+
+
+def target(builder: Any, double: HostDouble, seed: int = 0, **extra: Any) -> Any:
+    batch = Batch("graph", (4, 4, 4), (96, 53, 5), 16, 4, (False,) * 3, (0, 0, 0))
+    common = common_metadata(batch, double, random.Random(seed))
+    return builder.build(0, common, num_reqs_actual=3, block_size=BLOCK, **extra)
+
+
+def test_indexer_plan_asks_the_device_for_nothing() -> None:
+    """Upstream reads two maxima back every step; the op ignores both (spec ascend 1.2, 4.8)."""
+    double = HostDouble(3, 4, 1)
+    builder = double.builder(classes()[1], ratio=4)
+    target(builder, double, common_ratio_to_sas_metadata={})
+    wanted = []
+    stock_item = torch.Tensor.item
+
+    def item(tensor: torch.Tensor) -> Any:
+        wanted.append(tensor)
+        return stock_item(tensor)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "max", lambda *_args, **_kw: pytest.fail("a device maximum"))
+        patch.setattr(torch.Tensor, "item", item)
+        common_seq = target(builder, double, 1, common_ratio_to_sas_metadata={})
+    assert common_seq.req_metadata.qli_metadata is not None
+
+
+def test_indexer_quant_modes_are_the_hosts_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host's method makes the call, so what it passes is what arrives."""
+    stock, ours = classes()
+    double = HostDouble(3, 4, 1)
+    stock_plan = stock._build_qli_metadata
+    op = torch.ops._C_ascend.npu_vllm_quant_lightning_indexer_metadata
+
+    def plan(self: Any, query_start_loc: Any, seq_lens: Any, seq_lens_q: Any, num_reqs: int) -> Any:
+        del seq_lens_q
+        words = op(
+            64, 1, 128, 3, 2, actual_seq_lengths_query=query_start_loc[1:].clone(),
+            actual_seq_lengths_key=seq_lens.clone(), batch_size=num_reqs, cmp_ratio=4,
+        )  # fmt: skip
+        self.req_qli_metadata[:1024] = words
+        return self.req_qli_metadata[:1024]
+
+    monkeypatch.setattr(stock, "_build_qli_metadata", plan)
+    CALLS.clear()
+    target(double.builder(ours, ratio=4), double, common_ratio_to_sas_metadata={})
+    (call,) = [arguments for name, arguments in CALLS if name == NAMES[2]]
+    assert (call["query_quant_mode"], call["key_quant_mode"]) == (3, 2)
+    assert stock_plan is not plan
+
+
+def test_runner_v2_passes_no_dictionary() -> None:
+    """Spec ascend 3.4: upstream's builder asserts, ours needs none."""
+    double = HostDouble(3, 4, 1)
+    stock, ours = classes()
+    with pytest.raises(AssertionError):
+        target(double.builder(stock), double)
+    left = target(double.builder(stock), double, common_ratio_to_sas_metadata={})
+    parity = Parity(double)
+    parity.padded_tokens = 16
+    parity.check(left, target(double.builder(ours), double), 12, 3)
+
+
+def test_groups_of_one_step_share_a_plan() -> None:
+    """Each ratio is planned once a step, each group keeps its own words."""
+    double = HostDouble(3, 2, 0)
+    first, second = (double.builder(classes()[1], layer=f"model.layers.{n}.attn") for n in (0, 43))
+    shared: dict[str, Any] = {}
+    CALLS.clear()
+    pair = [target(b, double, common_ratio_to_sas_metadata=shared) for b in (first, second)]
+    assert len(CALLS) == 1
+    words = [step.req_metadata.sas_metadata for step in pair]
+    assert torch.equal(*words)
+    assert words[0].data_ptr() != words[1].data_ptr()
+
+
+def test_a_build_has_no_host_sync_of_ours() -> None:
+    """Design: no-sync. Upstream's own count of decodes reads CPU tensors and is left out here."""
+    double = HostDouble(3, 2, 0)
+    builder = double.builder(classes()[1])
+    target(builder, double, common_ratio_to_sas_metadata={})
+    assert no_host_sync is not None

@@ -1,0 +1,89 @@
+"""Switching on and off, standing aside, and what is decided by signatures."""
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ascend_double import HostDouble, install
+
+from dsacp.vllm.ascend import plugin
+from dsacp.vllm.ascend.hooks import missing_hooks
+from dsacp.vllm.ascend.plugin import choose, refuse_groups, register_ascend
+from dsacp.vllm.ascend.settings import ascend_blockers
+
+
+def stock() -> Any:
+    return install().dsa_cp.AscendDSACPMetadataBuilder
+
+
+def test_every_hook_fits_this_version() -> None:
+    modules = install()
+    assert list(missing_hooks(modules.dsa_cp, modules.rope)) == []
+
+
+def test_backend_gives_our_builder(monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = install()
+    backend = modules.dsa_v1.AscendDSABackend
+    monkeypatch.setattr(backend, "get_builder_cls", staticmethod(stock))
+    assert register_ascend()
+    ours = backend.get_builder_cls()
+    assert issubclass(ours, stock())
+    assert ours is not stock()
+    other = modules.dsa_v1.AscendDSAMetadataBuilder
+    assert choose(other) is other
+
+
+def test_one_variable_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DSACP_ENABLE", "0")
+    assert choose(stock()) is stock()
+
+
+def test_a_new_field_or_parameter_stands_aside(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    modules = install()
+
+    def build(self: Any, common_attn_metadata: Any) -> None:
+        """Stands for a later version's signature."""
+
+    changed = type("Builder", (stock(),), {"build": build, "__module__": stock().__module__})
+    monkeypatch.setattr(modules.dsa_cp, "AscendDSACPMetadataBuilder", changed)
+    with caplog.at_level(logging.WARNING, logger="vllm.dsacp"):
+        assert choose(changed) is changed
+        assert choose(changed) is changed
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 1
+    assert "Builder.build(self, common_attn_metadata)" in lines[0]
+
+
+def test_unsupported_neighbours_leave_the_host_alone() -> None:
+    config = HostDouble().config
+    config.parallel_config.pipeline_parallel_size = 2
+    config.parallel_config.use_ubatching = True
+    config.speculative_config.method = "eagle3"
+    found = " ".join(map(str, ascend_blockers(config)))
+    assert "pipeline parallelism of 2" in found
+    assert "ubatching" in found
+    assert "'eagle3'" in found
+
+
+def test_two_draft_groups_leave_draft_steps_to_the_host() -> None:
+    """Spec ascend 4.3: upstream advances positions once a group; vllm-ascend #16980's kind."""
+    double = HostDouble(3, 2, 0)
+    builders = [double.builder(choose(stock())) for _ in range(2)]
+    groups = [SimpleNamespace(metadata_builders=[builder]) for builder in builders]
+    refuse_groups(SimpleNamespace(draft_attn_groups=groups[:1], method="mtp"))
+    assert builders[0].dsacp_refused is None
+    refuse_groups(SimpleNamespace(draft_attn_groups=groups, method="mtp"))
+    assert all("2 draft attention groups" in builder.dsacp_refused for builder in builders)
+
+
+def test_proposer_class_is_found_by_its_advance() -> None:
+    """The hook needs no class name; both versions have one class with that method."""
+    names = [
+        name
+        for name, value in vars(install().proposer).items()
+        if isinstance(value, type) and plugin.ADVANCE in vars(value)
+    ]
+    assert len(names) == 1
