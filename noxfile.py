@@ -17,10 +17,11 @@ nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = False  # `summary` names them instead
 nox.options.download_python = "never"
 nox.options.sessions = ["lint", "types", "layers", "tests", "integration"]
-nox.options.sessions += ["triton", "hivm", "vllm", "summary"]
+nox.options.sessions += ["triton", "hivm", "vllm", "ascend", "summary"]
 
 PYTHON = "3.11"
 TORCH = "2.13.0"
+VLLM_ASCENDS = ["0.25.1rc1", "0.26.0rc1"]
 MATRIX_PYTHONS = ["3.12", "3.13"]
 MATRIX_TORCHES = ["2.10.0", "2.15.0"]
 ON_REQUEST = ["matrix", "slow", "demo"]
@@ -117,6 +118,16 @@ def vllm(session: nox.Session) -> None:
     """The plug-in inside real vLLM on the CPU, in its own environment."""
     support.install(session, *support.PACKAGES, groups=["test"], extra=support.VLLM)
     support.pytest(session, "packages/vllm/tests", "packages/vllm-cpu-kit/tests")
+
+
+@nox.session(python=PYTHON)
+@nox.parametrize("version", VLLM_ASCENDS, ids=VLLM_ASCENDS)
+def ascend(session: nox.Session, version: str) -> None:
+    """Beside vllm-ascend's own builder, in a host double without an NPU."""
+    support.install(session, *support.PACKAGES, groups=["test"], extra=support.VLLM)
+    # its own requirements (torch-npu, triton-ascend) exist for no machine without an NPU
+    session.install("--no-deps", f"vllm-ascend=={version}", "scipy")
+    support.pytest(session, "packages/vllm/tests/ascend")
 
 
 @nox.session(python=PYTHON, tags=["slow"])

@@ -11,7 +11,6 @@ from ascend_double.compare import Parity
 from ascend_double.host import HEADS, WINDOW
 from ascend_double.ops import CALLS, CORES, NAMES
 
-from dsacp.graph import no_host_sync
 from dsacp.sas_metadata import SasSpec, decode_sas
 from dsacp.vllm.ascend.plugin import choose
 
@@ -72,18 +71,20 @@ def test_indexer_plan_asks_the_device_for_nothing() -> None:
     double = HostDouble(3, 4, 1)
     builder = double.builder(classes()[1], ratio=4)
     target(builder, double, common_ratio_to_sas_metadata={})
-    wanted = []
+    read = []
     stock_item = torch.Tensor.item
 
     def item(tensor: torch.Tensor) -> Any:
-        wanted.append(tensor)
+        read.append(tensor.untyped_storage().data_ptr())
         return stock_item(tensor)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.Tensor, "max", lambda *_args, **_kw: pytest.fail("a device maximum"))
         patch.setattr(torch.Tensor, "item", item)
-        common_seq = target(builder, double, 1, common_ratio_to_sas_metadata={})
-    assert common_seq.req_metadata.qli_metadata is not None
+        step = target(builder, double, 1, common_ratio_to_sas_metadata={})
+    assert step.req_metadata.qli_metadata is not None
+    ours = {storage.untyped_storage().data_ptr() for storage in builder.dsacp_storages()}
+    assert not ours.intersection(read)
 
 
 def test_indexer_quant_modes_are_the_hosts_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,11 +134,3 @@ def test_groups_of_one_step_share_a_plan() -> None:
     words = [step.req_metadata.sas_metadata for step in pair]
     assert torch.equal(*words)
     assert words[0].data_ptr() != words[1].data_ptr()
-
-
-def test_a_build_has_no_host_sync_of_ours() -> None:
-    """Design: no-sync. Upstream's own count of decodes reads CPU tensors and is left out here."""
-    double = HostDouble(3, 2, 0)
-    builder = double.builder(classes()[1])
-    target(builder, double, common_ratio_to_sas_metadata={})
-    assert no_host_sync is not None

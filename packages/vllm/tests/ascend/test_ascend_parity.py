@@ -5,7 +5,6 @@ are equal; what the op makes of them is the device's.
 """
 
 import random
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +18,12 @@ from ascend_double.batches import (
     draw,
     sampled_positions,
 )
-from ascend_double.compare import Parity
+from ascend_double.compare import TOTALS, Parity
 
 from dsacp.vllm.ascend.plugin import choose
 
 BATCHES = 80
 """Batches of one configuration; 26 configurations."""
-TOTALS: Counter[str] = Counter()
 
 CONFIGURATIONS = [
     (drafts, tp, (drafts * 7 + tp) % tp) for drafts in range(1, 6) for tp in (1, 2, 3, 4, 16)
@@ -35,13 +33,6 @@ CONFIGURATIONS = [
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def totals() -> Any:
-    """Print how much was compared when the module is done."""
-    yield
-    print(f"\nparity: {dict(TOTALS)}")
 
 
 def classes() -> tuple[type[Any], type[Any]]:

@@ -1,11 +1,15 @@
 """Switching on and off, standing aside, and what is decided by signatures."""
 
 import logging
-from types import SimpleNamespace
+import random
+import sys
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 from ascend_double import HostDouble, install
+from ascend_double.batches import BLOCK, Batch, common_metadata
 
 from dsacp.vllm.ascend import plugin
 from dsacp.vllm.ascend.hooks import missing_hooks
@@ -87,3 +91,30 @@ def test_proposer_class_is_found_by_its_advance() -> None:
         if isinstance(value, type) and plugin.ADVANCE in vars(value)
     ]
     assert len(names) == 1
+
+
+def test_buffers_survive_sleep_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM #55013's kind: graphs hold addresses, so the buffers carry the tag that is kept."""
+    tags: list[str] = []
+
+    class Allocator:
+        sleep_persistent_tag = "persistent"
+
+        @classmethod
+        def get_instance(cls) -> "Allocator":
+            return cls()
+
+        def use_allocation_tag(self, tag: str) -> Any:
+            tags.append(tag)
+            return nullcontext()
+
+    module = ModuleType("vllm_ascend.device_allocator.camem")
+    module.CaMemAllocator = Allocator  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    double = HostDouble(3, 2, 0, sleep_mode=True)
+    batch = Batch("verify", (4, 4), (9, 70), 8, 2, (False,) * 2, (0, 0))
+    builder = double.builder(choose(stock()))
+    tags.clear()
+    common = common_metadata(batch, double, random.Random(0))
+    builder.build(0, common, num_reqs_actual=2, common_ratio_to_sas_metadata={}, block_size=BLOCK)
+    assert tags == ["persistent"]

@@ -12,6 +12,8 @@ from ascend_double.ops import CORES
 from dsacp.sas_metadata import QliSpec, SasSpec, decode_sas
 
 PLANS = ("sas_metadata", "qli_metadata")
+TOTALS: Counter[str] = Counter()
+"""What the parity tests of this run compared, printed at its end."""
 PROXIES = ("cos", "sin", "local_cos", "local_sin")
 
 
@@ -26,6 +28,7 @@ class Parity:
     def __init__(self, host: HostDouble, ratio: int = 1) -> None:
         self.host = host
         self.ratio = ratio
+        self.padded_tokens = 0
         self.counts: Counter[str] = Counter()
 
     def check(self, upstream: Any, ours: Any, real_tokens: int, real_reqs: int) -> None:
@@ -66,7 +69,7 @@ class Parity:
     def _proxy(self, name: str, left: Any, right: Any, tokens: int) -> None:
         start = 0
         if name.startswith("local"):
-            per = -(-self._padded // self.host.tp_size)
+            per = self.padded_tokens // self.host.tp_size
             start = self.host.tp_rank * per
         for layer in LAYERS.values():
             pair = left[layer], right[layer]
@@ -75,12 +78,6 @@ class Parity:
             assert pair[0].shape == pair[1].shape, (name, pair[0].shape, pair[1].shape)
             real = max(min(tokens - start, pair[0].shape[0]), 0)
             assert torch.equal(pair[0][:real], pair[1][:real]), name
-
-    @property
-    def _padded(self) -> int:
-        return self.padded_tokens
-
-    padded_tokens = 0
 
     def _ranges(self, name: str, words: Tensor) -> Any:
         if name == "qli_metadata":

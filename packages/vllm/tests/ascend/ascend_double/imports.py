@@ -1,8 +1,8 @@
 """Imports vllm-ascend's builder and proposer beside a vLLM that they were not made for.
 
 Only what cannot load is replaced, by name, and nothing that a test calls is among it:
-``vllm_ascend.ops`` keeps its modules and loses its ``__init__`` (which imports fused MoE layers),
-and ``vllm_ascend.models.deepseek_v4`` is a module of bare classes.
+``vllm_ascend.ops`` keeps its modules and loses its ``__init__`` (which imports fused MoE layers);
+the model and the runner's block table are modules of bare classes.
 """
 
 import importlib
@@ -19,6 +19,7 @@ BARE_CLASSES = {
         "DeepseekV2MixtureOfExperts",
         "DeepseekV4MoE",
     ),
+    "vllm_ascend.worker.block_table": ("BlockTable", "MultiGroupBlockTable"),
 }
 
 
