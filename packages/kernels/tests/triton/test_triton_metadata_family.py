@@ -27,8 +27,11 @@ def test_draft_steps(draft_scenario, check_draft) -> None:
 
 @pytest.mark.parametrize("rank", [0, 3])
 def test_more_requests_than_one_chunk(check_draft, rank: int) -> None:
-    """A search over two levels: 600 requests of 0 to 3 tokens, 40 padded rows."""
-    queries = [index % 4 for index in range(600)]
+    """A search over two levels: 600 requests, most of 0 to 2 tokens, 200 padded rows.
+
+    Chunks end inside a block of tokens.
+    """
+    queries = [10, *(index % 3 for index in range(1, 600))]
     starts = [sum(queries[:index]) for index in range(601)]
     lens = [query and query + index for index, query in enumerate(queries)]
     check_draft(
@@ -37,8 +40,8 @@ def test_more_requests_than_one_chunk(check_draft, rank: int) -> None:
         starts=starts,
         lens=lens,
         rejected=[min(query, 1) for query in queries],
-        rows=[640, 640],
-        tokens=[930, 640],
+        rows=[800, 640],
+        tokens=[850, 640],
         tp=7,
         rank=rank,
         rope=((1024, 4),),
