@@ -23,10 +23,12 @@ class Parity:
     Args:
         host: the configuration.
         ratio: compress ratio of the group.
+        family: "a2" or "a5".
     """
 
-    def __init__(self, host: HostDouble, ratio: int = 1) -> None:
+    def __init__(self, host: HostDouble, ratio: int = 1, family: Any = "a2") -> None:
         self.host = host
+        self.family = family
         self.ratio = ratio
         self.padded_tokens = 0
         self.counts: Counter[str] = Counter()
@@ -86,10 +88,12 @@ class Parity:
             ratio = self.ratio
             spec = SasSpec(
                 num_heads=HEADS,
+                device_family=self.family,
                 num_cores=CORES,
                 window_left=WINDOW - 1,
                 cmp_ratio=ratio,
                 cmp_topk=TOPK if ratio == 4 else 0,
             )
-        enabled = words[: 8 * CORES].view(CORES, 8)[:, 0].tolist()
+        size = spec.record_size
+        enabled = words[: size * CORES].view(CORES, size)[:, 0].tolist()
         return decode_sas(words, spec), enabled

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dsacp.core import round_up
+from dsacp.core import LayoutError, round_up
 from dsacp.kernels import dspark_indices, local_metadata, rope_gather, stage_inputs
 from dsacp.vllm.ascend.banks import Bank
 from dsacp.vllm.ascend.shapes import Shape
@@ -92,8 +92,17 @@ def draft_lengths(shape: Shape, positions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def fill_table(bank: Bank, shape: Shape, table: Tensor) -> Tensor:
-    """Copy the real rows of a block table that the host clones every round; returns the rows."""
+    """Copy the real rows of a block table that the host clones every round; returns the rows.
+
+    Raises:
+        LayoutError: the table's width has changed.
+    """
     own = bank.table[: shape.rows]
+    if table.shape[1] != own.shape[1]:
+        raise LayoutError(
+            f"expected a block table of {own.shape[1]} columns as in the first draft step, found "
+            f"{table.shape[1]}: graphs hold the first one's width"
+        )
     real = min(shape.real_reqs, shape.rows, table.shape[0])
     own[:real].copy_(table[:real])
     own[real:].zero_()
