@@ -80,11 +80,12 @@ def test_v1_on_two_ranks_shards_the_draft_layers_tokens() -> None:
 
 @pytest.mark.slow
 def test_prefix_caching_and_dynamic_draft_tokens() -> None:
-    """Two rounds over the same prompts hit the prefix cache; K follows the batch size."""
+    """Prompts share two blocks of 256 (drafting recomputes the last); K follows the batch size."""
     cached = Scenario(
-        prompts=(300, 300, 280, 17),
+        prompts=(560, 17, 540, 33),
         max_tokens=24,
-        options={"enable_prefix_caching": True, "max_num_seqs": 2, "enable_chunked_prefill": False},
+        shared_prefix=512,
+        options={"enable_prefix_caching": True, "max_num_seqs": 2, "max_model_len": 1024},
     )
     plain = run_forked(cached)
     schedule = {
@@ -94,6 +95,8 @@ def test_prefix_caching_and_dynamic_draft_tokens() -> None:
     }
     options = {**cached.options, "speculative_config": schedule}
     ours = run_forked(replace(cached, draft_tokens=K, dsacp=True, options=options))
+    assert plain.cached_tokens > 0
+    assert ours.cached_tokens > 0
     assert ours.tokens == plain.tokens
     check_ours(ours, instances=2)
     calls = ours.calls()

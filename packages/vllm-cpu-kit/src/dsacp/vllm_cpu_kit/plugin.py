@@ -22,6 +22,7 @@ def register() -> None:
     from vllm.triton_utils import HAS_TRITON
 
     from dsacp.vllm_cpu_kit.builder_kernels import install_builder_kernels
+    from dsacp.vllm_cpu_kit.features import install_features
     from dsacp.vllm_cpu_kit.ops import install_ops
     from dsacp.vllm_cpu_kit.tile_keys import install_tile_keys
     from dsacp.vllm_cpu_kit.weights import register_loader
@@ -33,4 +34,5 @@ def register() -> None:
     keys = install_tile_keys()
     ModelRegistry.register_model("DeepSeekV4MTPModel", "dsacp.vllm_cpu_kit.mtp:CpuDeepSeekV4MTP")
     register_loader()
+    install_features()
     logger.info("dsacp CPU kit: %d torch operators, layer kinds added: %s", len(ops), keys)

@@ -33,6 +33,7 @@ class Scenario:
         tp: tensor-parallel size.
         v2: vLLM's V2 model runner (needs Triton or its interpreter).
         prompts: prompt lengths; token ids are drawn from ``seed``.
+        shared_prefix: leading tokens that prompts of at least this length have in common.
         max_tokens: tokens to generate a request.
         guard: whether our builders check themselves after every build.
         options: further keyword arguments of ``vllm.LLM``.
@@ -44,6 +45,7 @@ class Scenario:
     tp: int = 1
     v2: bool = False
     prompts: Sequence[int] = PROMPT_LENGTHS
+    shared_prefix: int = 0
     max_tokens: int = 40
     seed: int = 0
     guard: bool = True
@@ -59,6 +61,7 @@ class Outcome:
         tokens: generated ids a request.
         drafts: draft rounds.
         accepted: accepted draft tokens by position.
+        cached_tokens: prompt tokens that the prefix cache answered.
         reports: what each of our builders did, from every process.
         start_s: seconds to a ready engine.
         generate_s: seconds to all answers.
@@ -67,6 +70,7 @@ class Outcome:
     tokens: list[list[int]]
     drafts: int
     accepted: list[int]
+    cached_tokens: int
     reports: list[dict[str, Any]]
     start_s: float
     generate_s: float
@@ -107,10 +111,13 @@ def environment(scenario: Scenario, reports: Path) -> dict[str, str]:
 def make_prompts(scenario: Scenario, vocab: int) -> list[dict[str, list[int]]]:
     """Draw the prompts' token ids, special ids left out."""
     draw = random.Random(scenario.seed)
-    return [
-        {"prompt_token_ids": [draw.randrange(3, vocab) for _ in range(length)]}
-        for length in scenario.prompts
-    ]
+    shared = [draw.randrange(3, vocab) for _ in range(scenario.shared_prefix)]
+    prompts = []
+    for length in scenario.prompts:
+        head = shared if length >= len(shared) else []
+        tail = [draw.randrange(3, vocab) for _ in range(length - len(head))]
+        prompts.append({"prompt_token_ids": head + tail})
+    return prompts
 
 
 def engine_options(scenario: Scenario, model: Path) -> dict[str, Any]:
@@ -161,6 +168,7 @@ def answer(scenario: Scenario, folder: Path) -> Outcome:
         tokens=[list(output.outputs[0].token_ids) for output in outputs],
         drafts=int(drafts.value) if drafts else 0,
         accepted=[int(value) for value in accepted.values] if accepted else [],
+        cached_tokens=sum(output.num_cached_tokens or 0 for output in outputs),
         reports=read_reports(reports),
         start_s=round(ready - start, 1),
         generate_s=round(done - ready, 1),
