@@ -3,6 +3,7 @@
 In Triton's interpreter where there is no GPU.
 """
 
+import importlib
 import importlib.util
 import os
 
@@ -95,3 +96,11 @@ def test_local_metadata(check_local, tp: int, rank: int, causal: bool) -> None:
     starts, lens = [0, 7, 7, 8, 61, 97, 103], [30, 0, 1, 53, 99, 0]
     check_local(IMPL, starts, lens, TokenShard(103, tp, rank), causal, DEVICE)
     check_local(IMPL, list(range(301)), [5] * 300, TokenShard(300, tp, rank), causal, DEVICE)
+
+
+@pytest.mark.parametrize("tiles", ["CUDA_TILES", "OTHER_TILES"])
+def test_tiles_of_every_device(check_draft, monkeypatch: pytest.MonkeyPatch, tiles: str) -> None:
+    launcher = importlib.import_module("dsacp.kernels.draft_steps.triton")
+    for name in ("CUDA_TILES", "OTHER_TILES"):
+        monkeypatch.setattr(launcher, name, getattr(launcher, tiles))
+    check_draft(IMPL, device=DEVICE, block_sizes=(16, 64), table_widths=(40, 9), tp=5, rank=3)
