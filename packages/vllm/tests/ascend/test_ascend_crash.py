@@ -1,59 +1,18 @@
 """The crash, reproduced: upstream's builder fails in the double, ours passes the same."""
 
 import random
-from dataclasses import fields
-from typing import Any
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from ascend_double import HostDouble, install
-from ascend_double.batches import BLOCK, STALE, Batch, advance, common_metadata, sampled_positions
-from torch import Tensor
+from ascend_double.batches import BLOCK, Batch, common_metadata
+from ascend_double.scenario import addresses, concurrency, host, run, stock
 
 from dsacp.graph import GraphGuard
 from dsacp.vllm.ascend.plugin import choose
-
-GUARD = 0x5A5A_5A5A
-
-
-def concurrency(
-    contexts: tuple[int, ...] = (96, 53, 5), rejected: tuple[int, ...] = (0, 0, 0)
-) -> Batch:
-    """Return three verify requests in a captured bucket of 16 tokens, K=3 (vllm-ascend #16168)."""
-    return Batch("graph", (4, 4, 4), contexts, 16, 4, (False,) * 3, rejected)
-
-
-def host(tp: int = 4, rank: int = 0) -> HostDouble:
-    return HostDouble(3, tp, rank, max_num_seqs=6, max_num_batched_tokens=64, capture_sizes=(16,))
-
-
-def stock() -> type[Any]:
-    cls: type[Any] = install().dsa_cp.AscendDSACPMetadataBuilder
-    return cls
-
-
-def run(builder: Any, double: HostDouble, batch: Batch, seed: int = 0) -> list[Any]:
-    """Build the drafter's K steps as upstream's proposer does; returns their metadata."""
-    common = common_metadata(batch, double, random.Random(seed))
-    steps = [builder.build(0, common, None, common_ratio_to_sas_metadata={}, block_size=BLOCK)]
-    proposer, positions = double.proposer(builder), sampled_positions(batch, common).clone()
-    for index in range(1, double.drafts):
-        common, metadata = advance(proposer, index, common, batch, positions)
-        steps.append(metadata)
-    return steps
-
-
-def addresses(metadata: Any) -> dict[str, int]:
-    """Return the address of every tensor that attention reads in a draft step."""
-    found = {}
-    for owner in (metadata.req_metadata, metadata.req_metadata.cp_metadata):
-        for field in fields(owner):
-            value = getattr(owner, field.name)
-            if isinstance(value, Tensor) and value.numel():
-                found[field.name] = value.data_ptr()
-            elif type(value).__name__.endswith(("RopeDataProxy", "BankedRope")):
-                found[field.name] = value["model.layers.0.attn"].data_ptr()
-    return found
 
 
 def test_sixteen_rows_against_six() -> None:
@@ -94,20 +53,21 @@ def test_addresses_of_draft_steps_move() -> None:
     assert moved["ours"] == set()
 
 
-def test_write_past_the_end() -> None:
-    """EZ9999 of #16168: upstream's kernel stores one entry a request, whatever the buffer holds."""
-    double, batch = host(), concurrency()
-    common = common_metadata(batch, double, random.Random(0))
-    rows = common.num_input_tokens
-    arena = torch.full((64,), GUARD, dtype=torch.int32)
-    builder = double.builder(stock())
-    capacity = builder.spec_local_seq_lens[0].shape[0]
-    assert (capacity, rows) == (6, 16)
-    # what the device kernel does with these arguments: a masked store of num_reqs entries
-    arena[:rows] = 0
-    assert (arena[capacity:rows] != GUARD).all(), "sixteen stores into a buffer of six"
+def test_upstreams_kernel_writes_past_its_buffers() -> None:
+    """EZ9999 of #16168: 16 requests lose guard words in upstream's own kernel, 6 do not."""
+    script = Path(__file__).with_name("store_past_end.py")
+    lost = []
+    for rows in ("16", "6"):
+        command = [sys.executable, script, rows, "6"]
+        answer = subprocess.run(command, check=True, capture_output=True, text=True)
+        lost.append(int(answer.stdout))
+    assert lost == [20, 0], "ten starts and ten lengths"
+
+
+def test_our_buffers_keep_their_guard_words() -> None:
+    double = host()
     ours = double.builder(choose(stock()))
-    run(ours, double, batch)
+    run(ours, double, concurrency())
     guard = GraphGuard(ours.dsacp_regions(), ours.dsacp_storages())
     for seed in range(4):
         run(ours, double, concurrency((1 + seed, 300, 2)), seed)
@@ -156,57 +116,3 @@ def test_no_update_graph_params() -> None:
         "update_graph_params" in vars(base) for base in modules.dsa_cp.AscendDSACPImpl.__mro__[1:]
     )
     assert modules.dsa_cp.AscendDSACPImpl.update_graph_params("stream", None, 16, None) is None
-
-
-def test_lengths_count_rejected_tokens() -> None:
-    """Deliberate difference: upstream's later steps see lengths that include rejected tokens."""
-    double = HostDouble(3, 2, 0, max_num_seqs=64, max_num_batched_tokens=64)
-    batch = concurrency(rejected=(2, 0, 3))
-    upstream = run(double.builder(stock()), double, batch)
-    ours = run(double.builder(choose(stock())), double, batch)
-    for index in (1, 2):
-        left, right = (steps[index].req_metadata for steps in (upstream, ours))
-        assert (left.seq_lens[:3] - right.seq_lens[:3]).tolist() == [2, 0, 3]
-        assert torch.equal(left.input_positions[:3] + 1, right.seq_lens[:3].long())
-
-
-def test_stale_positions_do_not_rotate_padding() -> None:
-    """Deliberate difference: padding is not rotated, upstream takes the buffer's last tail."""
-    double = HostDouble(3, 2, 1, max_num_seqs=64, max_num_batched_tokens=64)
-    upstream = run(double.builder(stock()), double, concurrency())
-    ours = run(double.builder(choose(stock())), double, concurrency())
-    left, right = upstream[0].req_metadata, ours[0].req_metadata
-    assert left.input_positions[12:].tolist() == [STALE] * 4
-    assert right.input_positions[12:].tolist() == [0] * 4
-    assert (right.cos["model.layers.0.attn"][12:] == 1).all()
-    assert (right.sin["model.layers.0.attn"][12:] == 0).all()
-
-
-def test_capture_has_the_shape_of_its_replays() -> None:
-    """Spec ascend 4.6: upstream captures 4 requests and replays 16; ours captures the 16."""
-    double, batch = host(), concurrency()
-    builder = double.builder(choose(stock()))
-    common = common_metadata(batch, double, random.Random(0))
-    common.num_actual_tokens = batch.tokens
-    captured = [builder.build_for_drafting(common, k, block_size=BLOCK) for k in (1, 2)]
-    assert captured[0].req_metadata.slot_mapping.tolist() == [[-1, BLOCK - 1]] * 16
-    assert captured[0].req_metadata.seq_lens.tolist() == [0] * 16
-    replayed = run(builder, double, batch)[1:]
-    for before, after in zip(captured, replayed, strict=True):
-        for name in ("seq_lens", "query_start_loc", "block_table", "sas_metadata", "start_pos"):
-            pair = getattr(before.req_metadata, name), getattr(after.req_metadata, name)
-            assert pair[0].data_ptr() == pair[1].data_ptr(), name
-            assert pair[0].shape == pair[1].shape, name
-
-
-def test_smaller_batch_leaves_nothing_of_a_larger_one() -> None:
-    """TokenSpeed #955's kind: rows past the batch are inert, whatever was there before."""
-    double = host()
-    builder = double.builder(choose(stock()))
-    run(builder, double, concurrency((3000, 2000, 1000)))
-    small = Batch("graph", (4,), (5,), 16, 4, (False,), (0,))
-    for step in run(builder, double, small)[1:]:
-        request = step.req_metadata
-        assert request.seq_lens[1:].tolist() == [0] * 15
-        assert request.block_table[1:].unique().tolist() == [0]
-        assert request.cp_metadata.local_seq_lens[1:].tolist() == [0] * 15

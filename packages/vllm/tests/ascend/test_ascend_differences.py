@@ -1,0 +1,64 @@
+"""Where ours differs from upstream on purpose, and what holds only for ours."""
+
+import random
+
+import torch
+from ascend_double import HostDouble
+from ascend_double.batches import BLOCK, STALE, Batch, common_metadata
+from ascend_double.scenario import concurrency, host, run, stock
+
+from dsacp.vllm.ascend.plugin import choose
+
+
+def test_lengths_count_rejected_tokens() -> None:
+    """Deliberate difference: upstream's later steps see lengths that include rejected tokens."""
+    double = HostDouble(3, 2, 0, max_num_seqs=64, max_num_batched_tokens=64)
+    batch = concurrency(rejected=(2, 0, 3))
+    upstream = run(double.builder(stock()), double, batch)
+    ours = run(double.builder(choose(stock())), double, batch)
+    for index in (1, 2):
+        left, right = (steps[index].req_metadata for steps in (upstream, ours))
+        assert (left.seq_lens[:3] - right.seq_lens[:3]).tolist() == [2, 0, 3]
+        assert torch.equal(left.input_positions[:3] + 1, right.seq_lens[:3].long())
+
+
+def test_stale_positions_do_not_rotate_padding() -> None:
+    """Deliberate difference: padding is not rotated, upstream takes the buffer's last tail."""
+    double = HostDouble(3, 2, 1, max_num_seqs=64, max_num_batched_tokens=64)
+    upstream = run(double.builder(stock()), double, concurrency())
+    ours = run(double.builder(choose(stock())), double, concurrency())
+    left, right = upstream[0].req_metadata, ours[0].req_metadata
+    assert left.input_positions[12:].tolist() == [STALE] * 4
+    assert right.input_positions[12:].tolist() == [0] * 4
+    assert (right.cos["model.layers.0.attn"][12:] == 1).all()
+    assert (right.sin["model.layers.0.attn"][12:] == 0).all()
+
+
+def test_capture_has_the_shape_of_its_replays() -> None:
+    """Spec ascend 4.6: upstream captures 4 requests and replays 16; ours captures the 16."""
+    double, batch = host(), concurrency()
+    builder = double.builder(choose(stock()))
+    common = common_metadata(batch, double, random.Random(0))
+    common.num_actual_tokens = batch.tokens
+    captured = [builder.build_for_drafting(common, k, block_size=BLOCK) for k in (1, 2)]
+    assert captured[0].req_metadata.slot_mapping.tolist() == [[-1, BLOCK - 1]] * 16
+    assert captured[0].req_metadata.seq_lens.tolist() == [0] * 16
+    replayed = run(builder, double, batch)[1:]
+    for before, after in zip(captured, replayed, strict=True):
+        for name in ("seq_lens", "query_start_loc", "block_table", "sas_metadata", "start_pos"):
+            pair = getattr(before.req_metadata, name), getattr(after.req_metadata, name)
+            assert pair[0].data_ptr() == pair[1].data_ptr(), name
+            assert pair[0].shape == pair[1].shape, name
+
+
+def test_smaller_batch_leaves_nothing_of_a_larger_one() -> None:
+    """TokenSpeed #955's kind: rows past the batch are inert, whatever was there before."""
+    double = host()
+    builder = double.builder(choose(stock()))
+    run(builder, double, concurrency((3000, 2000, 1000)))
+    small = Batch("graph", (4,), (5,), 16, 4, (False,), (0,))
+    for step in run(builder, double, small)[1:]:
+        request = step.req_metadata
+        assert request.seq_lens[1:].tolist() == [0] * 15
+        assert request.block_table[1:].unique().tolist() == [0]
+        assert request.cp_metadata.local_seq_lens[1:].tolist() == [0] * 15
