@@ -62,10 +62,10 @@ def flatten_rows(
 
 @triton.jit
 def scan_requests(
-    query_start_loc, seq_lens, scratch, stride, room, paired, policy, rows, kind, family, block_shift,
-    per_block, span, reach, ratio_shift, cap, LANES: tl.constexpr,
+    query_start_loc, seq_lens, scratch, stride, room, paired, policy, rows, kind, family,
+    block_shift, per_block, span, reach, ratio_shift, cap, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Fill the scratch; return total cost, costliest row, longest query and number of short rows.
+    """Fill the scratch; return total cost, costliest row, longest query, short rows.
 
     Scratch of a plan, int64, each of ``stride`` entries: cost before every request; cost up to
     which a core must be allowed to swallow it; cost before it less ``until`` of its first row; and,

@@ -62,8 +62,8 @@ def count_rows(
     lane = tl.arange(0, LANES)
     if (high - low > LANES) & (reach == 0):
         low, high = narrow_rows(
-            low, high, limit - used, query_len, seq_len, kind, family, block_shift, per_block,
-            span, reach, ratio_shift, cap,
+            low, high, limit - used, query_len, seq_len, kind, family, block_shift, per_block, span,
+            reach, ratio_shift, cap,
         )  # fmt: skip
     while low < high:
         step = (high - low + (LANES - 1)) // LANES
@@ -74,8 +74,8 @@ def count_rows(
             ratio_shift, cap,
         )  # fmt: skip
         _cost, last = row_costs(
-            row, query_len, seq_len, kind, family, block_shift, per_block, span, reach,
-            ratio_shift, cap,
+            row, query_len, seq_len, kind, family, block_shift, per_block, span, reach, ratio_shift,
+            cap,
         )  # fmt: skip
         cost += origin
         passes = (probe < high) & (cost - tl.where(half > 0, last >> 1, 0) <= limit)
@@ -131,7 +131,7 @@ def lane_rows(
 
 @triton.jit
 def lanes_walk(bound, cores, flat, count):
-    """Whether ``cores`` cores, each filled up to its lane's bound, hold the rows listed in ``flat``."""
+    """Whether ``cores`` cores, each filled up to its lane's bound, hold the rows of ``flat``."""
     used = bound * 0
     opened = bound.to(tl.int32) * 0 + 1
     for first in range(0, count, 8):
