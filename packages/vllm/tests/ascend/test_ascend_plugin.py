@@ -1,9 +1,12 @@
 """Switching on and off, standing aside, and what is decided by signatures."""
 
+import json
 import logging
 import random
+import subprocess
 import sys
 from contextlib import nullcontext
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -36,6 +39,18 @@ def test_backend_gives_our_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ours is not stock()
     other = modules.dsa_v1.AscendDSAMetadataBuilder
     assert choose(other) is other
+
+
+def test_entry_point_acts_once_the_host_imports_its_modules() -> None:
+    """The whole path in a fresh process: upstream's ``enable_dsa_cp`` decides, ours is given."""
+    script = Path(__file__).with_name("entry_point.py")
+    answer = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True)
+    found = json.loads(answer.stdout.splitlines()[-1])
+    assert found["early"] == []
+    stock_name = "AscendDSACPMetadataBuilder"
+    assert found["builder"] == [f"Dsacp{stock_name}", stock_name]
+    assert found["no_op"]
+    assert found["wrapped"]
 
 
 def test_one_variable_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
