@@ -35,7 +35,7 @@ def main() -> int:
     failures = passed = 0
     print("triton", triton.__version__)
     for case, call in CASES.items():
-        for launch in record(call):
+        for launch in record(call, "cuda"):
             for capability in capabilities:
                 started = time.perf_counter()
                 label = f"sm_{capability} {case}/{launch.name}"

@@ -10,6 +10,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from dsacp.kernels import Kernel
+from dsacp.kernels.sparse_attention.triton import tile_sizes
 
 POINTERS = {
     torch.int32: "*i32",
@@ -33,16 +34,22 @@ class Launch:
 
     @property
     def name(self) -> str:
-        """The kernel's own name, without the underscore that keeps it private."""
-        return str(self.kernel.fn.__name__).removeprefix("_").removesuffix("_kernel")
+        """The folder of ``dsacp.kernels`` that the kernel lies in."""
+        return str(self.kernel.fn.__module__).split(".")[2]
 
 
-def record(call: Callable[[], object]) -> list[Launch]:
-    """Run ``call`` with every kernel forced to Triton and every launch recorded, not run."""
+def record(call: Callable[[], object], device_type: str) -> list[Launch]:
+    """Run ``call`` with every kernel forced to Triton and every launch recorded, not run.
+
+    Tensors are on the CPU, so constants that depend on the device are set for ``device_type``.
+    """
     launches: list[Launch] = []
 
     def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
-        launches.append(_launch(kernel, args, kwargs))
+        launch = _launch(kernel, args, kwargs)
+        if launch.name == "sparse_attention":
+            launch.constants.update(_attention_constants(launch, device_type))
+        launches.append(launch)
 
     with patch.object(JITFunction, "run", run), _forced_triton():
         call()
@@ -68,6 +75,12 @@ def _launch(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launc
     constants = {p.name: values[p.name] for p in kernel.params if p.is_constexpr}
     signature = {name: _type_of(value) for name, value in values.items() if name not in constants}
     return Launch(kernel, signature, constants, options)
+
+
+def _attention_constants(launch: Launch, device_type: str) -> dict[str, Any]:
+    heads, dim = launch.constants["HEADS"], launch.constants["DIM"]
+    block_heads, block_keys = tile_sizes(heads, dim, 2, device_type)
+    return {"BLOCK_HEADS": block_heads, "BLOCK_KEYS": block_keys, "WIDEN": False}
 
 
 def _type_of(value: Any) -> str:
