@@ -2,6 +2,7 @@
 
 import json
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -98,4 +99,4 @@ def test_the_recorded_load_is_seeded_and_outgrows_the_window() -> None:
     assert load == record.seeded_load(24, 0, 0.4)
     assert load[0].at_s == 0
     assert max(request.input_length for request in load) > 64
-    assert all(left.at_s <= right.at_s for left, right in zip(load, load[1:], strict=False))
+    assert all(left.at_s <= right.at_s for left, right in pairwise(load))
