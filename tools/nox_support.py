@@ -7,7 +7,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
@@ -130,10 +130,11 @@ def pytest(session: nox.Session, *args: str, success_codes: Iterable[int] = (0,)
     session.run(*command, success_codes=list(success_codes))
 
 
-def summarise(session: nox.Session, pythons: Iterable[str]) -> None:
+def summarise(session: nox.Session, pythons: Sequence[str]) -> None:
     """Print what this run tested and what it left out.
 
-    A run whose every test session was skipped would exit with 0, so that is made a failure here.
+    Without ``pythons[0]``, the one that sessions ask for, nox would skip them all and exit with 0;
+    that is made a failure here.
     """
     cases = [case for report in RUN.reports if report.exists() for case in _cases(report)]
     passed = sum(1 for _, outcome, _ in cases if outcome == "passed")
@@ -143,14 +144,15 @@ def summarise(session: nox.Session, pythons: Iterable[str]) -> None:
         session.log(f"{count} skipped in {reason}")
     for name, reason in RUN.skipped.items():
         session.log(f"skipped: {name}, because {reason}")
-    for version in missing_pythons(pythons):
+    missing = missing_pythons(pythons)
+    for version in missing:
         session.log(f"no Python {version} on this machine: its sessions were skipped")
     for name, purpose in _sessions_left_out():
         session.log(f"not run: {name}, which is: {purpose} Run it with `nox -s {name}`")
     if not shutil.which("nvidia-smi"):
         session.log("no GPU on this machine: CUDA graphs and compiled kernels did not run")
-    if RUN.sessions and not RUN.reports:
-        session.error("no test session ran: install the Python that the noxfile asks for")
+    if pythons[0] in missing and not RUN.reports:
+        session.error(f"no test ran: install Python {pythons[0]}")
 
 
 def _cases(report: Path) -> Iterator[tuple[str, str, str]]:
