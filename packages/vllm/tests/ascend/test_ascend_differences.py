@@ -62,3 +62,31 @@ def test_smaller_batch_leaves_nothing_of_a_larger_one() -> None:
         assert request.seq_lens[1:].tolist() == [0] * 15
         assert request.block_table[1:].unique().tolist() == [0]
         assert request.cp_metadata.local_seq_lens[1:].tolist() == [0] * 15
+
+
+def test_overflow_is_judged_by_positions() -> None:
+    """Upstream resets a request whose length, rejected tokens included, passes the limit.
+
+    A request that is over the limit gets length 1 at position 0, and upstream adds 1 a step to it.
+    """
+    double = HostDouble(3, 1, 0, max_num_seqs=64, max_num_batched_tokens=64)
+    batch = Batch("graph", (4, 4), (4091, 4092), 16, 4, (False,) * 2, (3, 0))
+    upstream = run(double.builder(stock()), double, batch)[2].req_metadata
+    ours = run(double.builder(choose(stock())), double, batch)[2].req_metadata
+    # the first request goes on at position 4093; the second passed the limit a step ago
+    assert upstream.seq_lens[:2].tolist() == [1, 2]
+    assert ours.seq_lens[:2].tolist() == [4094, 1]
+    assert upstream.input_positions[:2].tolist() == ours.input_positions[:2].tolist() == [4093, 0]
+    assert ours.slot_mapping[1].tolist() == [-1, BLOCK - 1]
+
+
+def test_starts_past_the_rows_repeat_the_last() -> None:
+    """Upstream's group buffers hold 0 there, so a kernel that reads on would see a new request."""
+    double = HostDouble(3, 1, 0, max_num_seqs=64, max_num_batched_tokens=64)
+    builder = double.builder(choose(stock()))
+    batch = Batch("verify", (4, 4), (9, 70), 8, 2, (False,) * 2, (0, 0))
+    run(builder, double, batch)
+    bank = builder.dsacp_banks.made[2]
+    assert bank.size.rows == 64
+    assert bank.words("local_query_start_loc")[2:].unique().tolist() == [2]
+    assert bank.words("local_seq_lens")[2:].unique().tolist() == [0]
