@@ -36,7 +36,9 @@ def sas_plan(
         query_start_loc: int32, holds B+1 query starts of every plan.
         seq_lens: int32, holds B KV lengths of every plan; 0 marks a row without KV.
         out: int32, holds 1024 words for every plan.
-        plans: int32 [P, 16] on the device of ``out``; ``plan_table`` builds it.
+        plans: int32 [P, 16]; ``plan_table`` builds it. On the device of ``out``: one launch, and at
+            most 16,384 requests a plan. On the host: checked, and on an accelerator a launch a
+            plan with the numbers as arguments, so that the call can still be captured.
         impl: forces "reference" or "triton".
 
     Raises:
