@@ -62,7 +62,14 @@ def enable() -> None:
         def get_benchmarker(self) -> Any:
             raise RuntimeError("interpreted kernels are not benchmarked")
 
-    backends["cpu"] = Backend(object, InterpreterDriver)
+    class NoCompiler:
+        """Tells inductor, which asks every backend, that nothing can be compiled for a target."""
+
+        @staticmethod
+        def supports_target(_target: Any) -> bool:
+            return False
+
+    backends["cpu"] = Backend(NoCompiler, InterpreterDriver)
 
 
 def child_environment(folder: Path) -> dict[str, str]:
