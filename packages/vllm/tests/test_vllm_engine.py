@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from dsacp.vllm.engine import Outcome, Scenario, run_forked
+from dsacp.vllm.engine import run_forked
+from dsacp.vllm.scenario import Outcome, Scenario
 
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("needs vLLM: nox -s vllm", allow_module_level=True)

@@ -14,8 +14,9 @@ from dataclasses import replace
 
 import pytest
 
-from dsacp.vllm.engine import Scenario, environment, make_prompts, run_forked
+from dsacp.vllm.engine import run_forked
 from dsacp.vllm.report import read_reports
+from dsacp.vllm.scenario import Scenario, environment, make_prompts
 
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("needs vLLM: nox -s vllm", allow_module_level=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dsacp.vllm import demo, record
-from dsacp.vllm.engine import Outcome, Scenario, engine_options, environment, make_prompts
 from dsacp.vllm.report import read_reports
+from dsacp.vllm.scenario import Outcome, Scenario, engine_options, environment, make_prompts
 
 
 def outcome(tokens: list[list[int]], **changes) -> Outcome:

@@ -9,8 +9,9 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from dsacp.vllm.engine import PROMPT_LENGTHS, Outcome, Scenario, run_forked
+from dsacp.vllm.engine import run_forked
 from dsacp.vllm.recorder import TRACE_VARIABLE
+from dsacp.vllm.scenario import PROMPT_LENGTHS, Outcome, Scenario
 
 
 def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:

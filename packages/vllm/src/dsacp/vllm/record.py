@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsacp.vllm.engine import Scenario, engine_options, environment
 from dsacp.vllm.recorder import TRACE_VARIABLE
+from dsacp.vllm.scenario import Scenario, engine_options, environment
 
 
 @dataclass(frozen=True)
