@@ -1,8 +1,9 @@
 """Bit-for-bit comparison of two executors' metadata, and of addresses over time."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,11 @@ from dsacp.drafting_cache import StepMetadata
 from dsacp.graph import tensors_of
 
 KEPT_EXAMPLES = 8
+REMEMBERED = 512
+"""Shapes whose tensors are looked up once; prefill steps rarely have the same shape twice."""
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class StepComparer:
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._pairs: dict[tuple[str, int, int, int], Pairs] = {}
+        self._pairs: OrderedDict[tuple[str, int, int, int], Pairs] = OrderedDict()
 
     def compare(self, index: int, owner: str, left: StepMetadata, right: StepMetadata) -> None:
         """Compare one step of one rank and role (``owner``)."""
@@ -78,7 +84,10 @@ class StepComparer:
             return
         pairs = self._pairs.get(key)
         if pairs is None:
-            pairs = self._pairs[key] = _pairs(left, right)
+            pairs = _pairs(left, right)
+            remember(self._pairs, key, pairs)
+        else:
+            self._pairs.move_to_end(key)
         self._findings.fields_compared += len(pairs)
         for path, one, other in pairs:
             if not torch.equal(one, other):
@@ -112,24 +121,39 @@ def first_difference(one: Tensor, other: Tensor) -> str:
 
 
 class AddressBook:
-    """Remembers where every field of every shape lies, and counts those that moved (I1)."""
+    """Remembers where every field of a (rank, role, draft step) lies, and counts moves (I1).
+
+    A field begins at one address whatever the batch, for every shape is a prefix of its buffer.
+    Rows of a rank's own tokens are the exception: they begin where its shard does.
+    """
 
     def __init__(self, findings: Findings) -> None:
         self._findings = findings
-        self._seen: dict[tuple[str, int], StepMetadata] = {}
         self._addresses: dict[str, int] = {}
+        # Objects that were looked at; held, so that their ids stay theirs.
+        self._seen: OrderedDict[tuple[str, int], StepMetadata] = OrderedDict()
 
     def look(self, label: str, metadata: StepMetadata) -> None:
         """Check one step's metadata under a label that is unique to executor, rank and role."""
-        if (label, id(metadata)) in self._seen:
+        seen = (label, id(metadata))
+        if seen in self._seen:
+            self._seen.move_to_end(seen)
             return
-        self._seen[label, id(metadata)] = metadata
-        key = f"{label}.{metadata.draft_index}.{metadata.num_reqs}.{metadata.num_tokens}"
-        for path, tensor in tensors_of(metadata, key):
+        remember(self._seen, seen, metadata)
+        for path, tensor in tensors_of(metadata, f"{label}.{metadata.draft_index}"):
+            if ".local_rope" in path and ".banks" not in path:
+                continue
             known = self._addresses.setdefault(path, tensor.data_ptr())
             if known != tensor.data_ptr():
                 self._findings.addresses_moved += 1
                 self._addresses[path] = tensor.data_ptr()
+
+
+def remember(memory: OrderedDict[K, V], key: K, value: V) -> None:
+    """Keep a value, and forget the one that was used longest ago beyond ``REMEMBERED``."""
+    memory[key] = value
+    if len(memory) > REMEMBERED:
+        memory.popitem(last=False)
 
 
 def buffer_bytes(ranks: Sequence[RankBuilders]) -> Counter[str]:
