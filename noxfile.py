@@ -17,7 +17,7 @@ nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = False  # `summary` names them instead
 nox.options.download_python = "never"
 nox.options.sessions = ["lint", "types", "layers", "tests", "integration"]
-nox.options.sessions += ["triton", "hivm", "vllm", "ascend", "summary"]
+nox.options.sessions += ["triton", "hivm", "ascend", "summary"]
 
 PYTHON = "3.11"
 TORCH = "2.13.0"
