@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -89,6 +90,8 @@ def run_forked(
 ) -> Outcome:
     """Run a scenario in a fork of this process; ``before`` runs there first.
 
+    A V2 scenario runs in a fresh process, so its ``before`` must be importable.
+
     Raises:
         RuntimeError: the engine failed; the message holds its traceback.
     """
@@ -97,8 +100,9 @@ def run_forked(
 
     with tempfile.TemporaryDirectory(prefix="dsacp-") as name:
         folder = Path(name)
-        context = multiprocessing.get_context("fork")
-        process = context.Process(target=_child, args=(scenario, folder, before))
+        # Triton decides at its first import whether it interprets: V2 starts from nothing
+        start: Any = multiprocessing.get_context("spawn" if scenario.v2 else "fork")
+        process = start.Process(target=_child, args=(scenario, folder, before))
         process.start()
         try:
             process.join(timeout_s)
