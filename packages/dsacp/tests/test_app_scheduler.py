@@ -201,4 +201,6 @@ def test_every_step_keeps_the_rules(trace, seed, budget, blocks):
 
     run(scheduler, check, seed)
     assert sorted(scheduler.finished) == list(range(len(trace)))
+    cut = [min(r.output_length, max(96 - r.input_length, 0)) for r in trace]
+    assert sum(cut) <= scheduler.generated <= sum(r.output_length for r in trace)
     assert scheduler.pool.num_free == {"swa": blocks - 1, "c4": 8}

@@ -81,6 +81,7 @@ class Replay:
         self._guard.check()
         result.seconds = clock() - begin
         result.requests, result.refused = len(scheduler.finished), len(scheduler.refused)
+        result.output_tokens = scheduler.generated
         for owner, ranks in (("eager", self._eager.ranks), ("graph", self._graph.ranks)):
             for role, size in buffer_bytes(ranks).items():
                 result.buffer_bytes[f"{owner} {role}"] += size
@@ -142,7 +143,6 @@ class Replay:
         result.buckets[bucket or 0] += 1
         result.preemptions += len(step.preempted)
         for row, count in zip(step.rows, sampled, strict=True):
-            result.output_tokens += count
             if not row.is_decode:
                 result.prompt_tokens += row.num_tokens
             for position in range(1, row.num_drafts + 1):

@@ -39,6 +39,12 @@ class Scheduler:
         config: limits.
         trace: requests ordered by arrival.
         tables: block tables to keep in step with the batch.
+
+    Attributes:
+        pool: who owns which block.
+        refused: requests whose prompt leaves no room to generate.
+        finished: requests in the order in which they ended.
+        generated: tokens that requests asked for and got.
     """
 
     def __init__(
@@ -52,6 +58,7 @@ class Scheduler:
             if request.input_length >= config.max_model_len
         )
         self.finished: list[int] = []
+        self.generated = 0
         self._trace = trace
         self._rows = BatchRows(tables)
         self._future = deque(sorted(set(range(len(trace))) - set(self.refused)))
@@ -174,6 +181,8 @@ class Scheduler:
         live = self._running[row.request_id]
         live.computed += sampled if row.is_decode else row.num_tokens
         live.known += sampled
+        # A last step may sample past the length that was asked for; nobody gets those tokens.
+        self.generated += min(sampled, live.output_limit - live.produced)
         live.produced += sampled
         live.decoding = row.samples
         live.drafts = proposed if row.samples else 0
