@@ -55,7 +55,7 @@ def _plan(
     if total == 0:
         field = tl.arange(0, 16)
         here = (field == 0) | ((field == 9) & (paired > 0))
-        tl.store(out + field, field * 0 + 1, mask=here)
+        tl.store(out + field, tl.where(here, 1, 0), mask=here)
         tl.store(out + 4 + field, rows + field * 0, mask=here)
     else:
         split_either(

@@ -62,8 +62,7 @@ def split(
     while (core < cores) & (used < total):
         share = tl.where(policy == 1, 0, (total - used) // (cores - core))
         limit = used + tl.maximum(share, bound)
-        # Not a choice of constants by a mask of 8: the Ascend compiler has no cast for it.
-        words = tl.maximum(1 - field, 0)
+        words = tl.where(field == 0, 1, 0)
         words = tl.where(field == 1, request, words)
         words = tl.where(field == 2, row, words)
         if tl.load(marks + request).to(total.dtype) <= limit:
