@@ -303,3 +303,9 @@ def test_overflow_of_max_model_len(
     slot = int(host.tables["draft0"][0, 511 // 4]) * 4 + 511 % 4 if want[2] is None else want[2]
     assert int(group.slot_mapping[0]) == slot
     assert group.seq_lens[1] == 32
+
+
+def test_more_rows_than_a_planner_takes_are_refused(make_host: Make) -> None:
+    """The device's planner cannot raise: it would cut a larger plan without a word."""
+    with pytest.raises(CapacityError, match="at most 16384 rows in a planned step, found 16385"):
+        make_host(max_num_seqs=16384)

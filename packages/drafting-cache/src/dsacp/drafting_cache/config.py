@@ -7,6 +7,7 @@ import torch
 
 from dsacp.core import CapacityError, DraftCapacity, LayoutError, TokenShard
 from dsacp.drafting_cache.types import GroupSpec
+from dsacp.kernels.sas_plan.table import MAX_ROWS
 from dsacp.rope_proxy import RopeRegistry
 from dsacp.sas_metadata import SasPolicy
 
@@ -53,6 +54,14 @@ class BuilderConfig:
             raise LayoutError(
                 "expected overflow 'reset' or 'saturate' and padding 'dummy' or 'repeat', found "
                 f"{self.overflow!r} and {self.padding!r}"
+            )
+        # the device's planner cannot raise, and would cut a larger plan
+        planned = any(group.sas or group.qli for group in self.groups)
+        rows = max(self.capacity.max_reqs, self.capacity.max_rows)
+        if planned and rows > MAX_ROWS:
+            raise CapacityError(
+                f"expected at most {MAX_ROWS} rows in a planned step, found {rows}: lower "
+                "max_num_seqs or the largest capture size, or plan no group"
             )
         for config in self.rope.configs():
             if config.table_length < self.max_model_len:
