@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
 
+from dsacp.app.model.caches import PagedCache
+from dsacp.app.model.ops import rope_rows, rotate
 from dsacp.drafting_cache import StepMetadata
 from dsacp.kernels import sparse_attention
 
@@ -53,24 +55,28 @@ class Drafter:
         self.down = weight(shape.mlp, shape.hidden)
         self.head = weight(shape.hidden, shape.vocab)
         self.sinks = torch.zeros(shape.heads, device="cuda")
-        # one page more than the tables name: where padding writes
-        self.cache = torch.zeros(
-            num_blocks + 1, block_size, 1, shape.head_dim, device="cuda", dtype=torch.bfloat16
+        self.cache = PagedCache.allocate(
+            num_blocks, block_size, shape.head_dim, torch.bfloat16, torch.device("cuda")
         )
+        # queries of random lengths look back at rows that no step has written
+        self.cache.storage.zero_()
 
     def step(self, ids: Tensor, hidden: Tensor, step: StepMetadata) -> Tensor:
         """Run the layer over one draft step; return the hidden states of this rank's rows."""
         shape, group = self.shape, step.groups[GROUP]
         x = torch.cat((self.embedding[ids], hidden), -1) @ self.mix
         normed = rms_norm(x, (shape.hidden,))
-        self._write(rms_norm(normed @ self.kv, (shape.head_dim,)), step)
+        assert group.slot_mapping is not None
+        keys = rms_norm(normed @ self.kv, (shape.head_dim,))
+        self.cache.write(group.slot_mapping, rotate(keys, *rope_rows(step.rope, LAYER)))
         local = normed[step.shard.start : step.shard.end]
         queries = (local @ self.query_down) @ self.query_up
         queries = queries.view(-1, shape.heads, shape.head_dim)
-        queries = self._rotate(rms_norm(queries, (shape.head_dim,)), step.local_rope)
+        queries = rms_norm(queries, (shape.head_dim,))
+        queries = rotate(queries, *rope_rows(step.local_rope, LAYER))
         mixed = sparse_attention(
             queries,
-            self.cache,
+            self.cache.pages,
             group.block_table,
             group.local_query_start_loc,
             group.local_seq_lens,
@@ -85,21 +91,6 @@ class Drafter:
         x = x[step.shard.start : step.shard.end] + down.flatten(1) @ self.output_up
         gate, up = (rms_norm(x, (shape.hidden,)) @ self.gate_up).chunk(2, -1)
         return x + (silu(gate) * up) @ self.down
-
-    def _write(self, keys: Tensor, step: StepMetadata) -> None:
-        slots = step.groups[GROUP].slot_mapping
-        assert slots is not None
-        flat = self.cache.view(-1, self.shape.head_dim)
-        last = flat.shape[0] - 1
-        flat[torch.where(slots < 0, last, slots).long()] = self._rotate(keys, step.rope)
-
-    def _rotate(self, x: Tensor, rope: object) -> Tensor:
-        cos, sin = rope.cos[LAYER].to(x.dtype), rope.sin[LAYER].to(x.dtype)  # type: ignore[attr-defined]
-        if x.dim() == 3:
-            cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-        plain, pairs = x[..., : -self.shape.rope_dim], x[..., -self.shape.rope_dim :]
-        swapped = torch.stack((-pairs[..., 1::2], pairs[..., 0::2]), -1).flatten(-2)
-        return torch.cat((plain, pairs * cos + swapped * sin), -1)
 
     def propose(
         self, ids: Tensor, hidden: Tensor, sample: Tensor, steps: tuple[StepMetadata, ...]

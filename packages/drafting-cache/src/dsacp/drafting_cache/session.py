@@ -11,7 +11,7 @@ from dsacp.core import LayoutError, StaleAddressError, round_up
 from dsacp.drafting_cache.buffers import Buffers, allocate
 from dsacp.drafting_cache.config import BuilderConfig
 from dsacp.drafting_cache.extents import Extent, Extents, wanted_extents
-from dsacp.drafting_cache.geometry import StepGeometry
+from dsacp.drafting_cache.geometry import Geometries, StepGeometry
 from dsacp.drafting_cache.host import PinnedRing, check_block_tables, check_inputs
 from dsacp.drafting_cache.launches import (
     clean_tails,
@@ -60,7 +60,7 @@ class Session:
         self._ring = None if on_host else PinnedRing(config.capacity.max_reqs, config.device)
         self._prepared = lru_cache(maxsize=CACHED_SHAPES)(self._prepare)
         self._wanted = lru_cache(maxsize=CACHED_SHAPES)(self._make_wanted)
-        self._kept: dict[tuple[tuple[StepGeometry, ...], int], Prepared] = {}
+        self._kept: dict[tuple[Geometries, int], Prepared] = {}
 
     @classmethod
     def open(cls, config: BuilderConfig, generation: int) -> "Session":
@@ -93,7 +93,7 @@ class Session:
         kept = {group.name: tables[group.name] for group in self.config.groups}
         self._bound = (kept, inputs or self.buffers.staging, self._pointers(kept))
 
-    def stage(self, batch: DraftBatch, geometries: tuple[StepGeometry, ...], first: int) -> None:
+    def stage(self, batch: DraftBatch, geometries: Geometries, first: int) -> None:
         """Clean tails of larger batches and copy moving inputs in one launch."""
         _, inputs, _ = self._need_bound()
         config = self.config
@@ -111,16 +111,16 @@ class Session:
             batch.num_rejected,
             batch.num_reqs,
             self.buffers.staging_block,
-            self.config.capacity.max_reqs,
+            config.capacity.max_reqs,
         )
 
-    def keep(self, geometries: tuple[StepGeometry, ...], first: int) -> None:
+    def keep(self, geometries: Geometries, first: int) -> None:
         """Prepare a shape for as long as the buffers live: captured graphs read its work splits."""
         key = (geometries, first)
         if key not in self._kept:
             self._kept[key] = self._prepared(*key)
 
-    def compute(self, geometries: tuple[StepGeometry, ...], first: int) -> tuple[StepMetadata, ...]:
+    def compute(self, geometries: Geometries, first: int) -> tuple[StepMetadata, ...]:
         """Launch everything for consecutive steps and return their views."""
         prepared = self._kept.get((geometries, first)) or self._prepared(geometries, first)
         prepared.fields()
@@ -132,7 +132,7 @@ class Session:
             compute_rows(self.config, self.buffers, prepared.views[0])
         return prepared.views
 
-    def _prepare(self, geometries: tuple[StepGeometry, ...], first: int) -> Prepared:
+    def _prepare(self, geometries: Geometries, first: int) -> Prepared:
         tables, inputs, pointers = self._need_bound()
         config, buffers = self.config, self.buffers
         tp = config.capacity.tp_size
@@ -145,7 +145,7 @@ class Session:
         )
 
     def _make_wanted(
-        self, num_reqs: int, num_tokens: int, geometries: tuple[StepGeometry, ...]
+        self, num_reqs: int, num_tokens: int, geometries: Geometries
     ) -> tuple[Extent, ...]:
         dummy = self.config.padding == "dummy"
         return wanted_extents(num_reqs, num_tokens, geometries, self.config.capacity.tp_size, dummy)
@@ -163,7 +163,7 @@ class Session:
             self.generation,
         )
 
-    def _make_plans(self, geometries: tuple[StepGeometry, ...], first: int) -> Tensor | None:
+    def _make_plans(self, geometries: Geometries, first: int) -> Tensor | None:
         config = self.config
         plan = self.buffers.words.plan
         table = plan_table(plan, config.groups, geometries, first, config.sas_policy)

@@ -16,6 +16,15 @@ def check_int32(**tensors: Tensor) -> None:
             )
 
 
+def check_starts(query_start_loc: Tensor, seq_lens: Tensor) -> None:
+    """Raise ``LayoutError`` unless there is one start more than there are lengths."""
+    if query_start_loc.numel() != seq_lens.numel() + 1:
+        raise LayoutError(
+            f"expected query_start_loc of {seq_lens.numel() + 1} entries for {seq_lens.numel()} "
+            f"requests, found {query_start_loc.numel()}: slice both to the same batch"
+        )
+
+
 def check_block_table(name: str, table: Tensor, block_size: int) -> None:
     """Raise ``LayoutError`` unless ``table`` is non-empty int32 2-D with unit column stride."""
     if block_size < 1:

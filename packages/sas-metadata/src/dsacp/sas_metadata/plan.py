@@ -5,6 +5,7 @@ from torch import Tensor
 
 from dsacp.core import LayoutError
 from dsacp.kernels import PLAN_WORDS, plan_table, sas_plan
+from dsacp.kernels.checks import check_starts
 from dsacp.sas_metadata.spec import QliSpec, SasPolicy, SasSpec
 
 SAS_METADATA_SIZE = PLAN_WORDS
@@ -62,11 +63,7 @@ def _plan(
     policy: SasPolicy,
     out: Tensor | None,
 ) -> Tensor:
-    if query_start_loc.numel() != seq_lens.numel() + 1:
-        raise LayoutError(
-            f"expected query_start_loc of {seq_lens.numel() + 1} entries for {seq_lens.numel()} "
-            f"requests, found {query_start_loc.numel()}: slice both to the same batch"
-        )
+    check_starts(query_start_loc, seq_lens)
     if out is None:
         out = torch.empty(SAS_METADATA_SIZE, dtype=torch.int32, device=seq_lens.device)
     elif out.numel() != SAS_METADATA_SIZE:

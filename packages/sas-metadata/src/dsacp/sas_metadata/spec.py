@@ -16,8 +16,34 @@ MAX_CORES = 36
 QLI_HEADS = 64
 
 
+class _Planned:
+    """What both specifications do with their columns of a plan row."""
+
+    def plan_spec(self, policy: SasPolicy = "upstream") -> PlanSpec:
+        """Return the columns of a plan row that describe this specification."""
+        raise NotImplementedError
+
+    @property
+    def record_size(self) -> int:
+        """Words of one core's record."""
+        return self.plan_spec().record_size
+
+    def plan_row(
+        self,
+        qsl_offset: int,
+        lens_offset: int,
+        out_offset: int,
+        rows: int,
+        policy: SasPolicy = "upstream",
+        same_as: int = -1,
+    ) -> tuple[int, ...]:
+        """Return one row of the ``plans`` table of ``dsacp.kernels.sas_plan``; offsets in words."""
+        spec = self.plan_spec(policy)
+        return (qsl_offset, lens_offset, out_offset, rows, *spec, same_as, 0, 0)
+
+
 @dataclass(frozen=True)
-class SasSpec:
+class SasSpec(_Planned):
     """Plan parameters of sparse-attention-shared-KV.
 
     Attributes:
@@ -71,11 +97,6 @@ class SasSpec:
         """Whether cores 2c and 2c+1 share a range, 64 heads each."""
         return self.plan_spec().paired
 
-    @property
-    def record_size(self) -> int:
-        """Words of one core's record."""
-        return self.plan_spec().record_size
-
     def plan_spec(self, policy: SasPolicy = "upstream") -> PlanSpec:
         """Return the columns of a plan row that describe this specification."""
         return PlanSpec(
@@ -90,21 +111,9 @@ class SasSpec:
             policy=_policy_index(policy),
         )
 
-    def plan_row(
-        self,
-        qsl_offset: int,
-        lens_offset: int,
-        out_offset: int,
-        rows: int,
-        policy: SasPolicy = "upstream",
-        same_as: int = -1,
-    ) -> tuple[int, ...]:
-        """Return one row of the ``plans`` table of ``dsacp.kernels.sas_plan``; offsets in words."""
-        return _row(qsl_offset, lens_offset, out_offset, rows, self.plan_spec(policy), same_as)
-
 
 @dataclass(frozen=True)
-class QliSpec:
+class QliSpec(_Planned):
     """Plan parameters of the lightning indexer; a row is four query tokens (spec ascend 1.10).
 
     Attributes:
@@ -137,11 +146,6 @@ class QliSpec:
         """Never: indexer cores work alone."""
         return False
 
-    @property
-    def record_size(self) -> int:
-        """Words of one core's record."""
-        return self.plan_spec().record_size
-
     def plan_spec(self, policy: SasPolicy = "upstream") -> PlanSpec:
         """Return the columns of a plan row that describe this specification."""
         family = FAMILIES.index(self.device_family)
@@ -149,24 +153,6 @@ class QliSpec:
             1, self.num_heads, family, self.num_cores, 0, 0, self.cmp_ratio, 0,
             _policy_index(policy),
         )  # fmt: skip
-
-    def plan_row(
-        self,
-        qsl_offset: int,
-        lens_offset: int,
-        out_offset: int,
-        rows: int,
-        policy: SasPolicy = "upstream",
-        same_as: int = -1,
-    ) -> tuple[int, ...]:
-        """Return one row of the ``plans`` table of ``dsacp.kernels.sas_plan``; offsets in words."""
-        return _row(qsl_offset, lens_offset, out_offset, rows, self.plan_spec(policy), same_as)
-
-
-def _row(
-    qsl_offset: int, lens_offset: int, out_offset: int, rows: int, spec: PlanSpec, same_as: int
-) -> tuple[int, ...]:
-    return (qsl_offset, lens_offset, out_offset, rows, *spec, same_as, 0, 0)
 
 
 def _policy_index(policy: str) -> int:

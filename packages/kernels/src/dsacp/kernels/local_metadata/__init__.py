@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsacp.core import LayoutError, TokenShard
-from dsacp.kernels.checks import check_int32
+from dsacp.core import TokenShard
+from dsacp.kernels.checks import check_int32, check_starts
 from dsacp.kernels.local_metadata import reference
 from dsacp.kernels.registry import Impl, Kernel
 
@@ -83,11 +83,7 @@ def local_metadata(
         LayoutError: a dtype or length does not fit.
     """
     check_int32(query_start_loc=query_start_loc, seq_lens=seq_lens)
-    if query_start_loc.numel() != seq_lens.numel() + 1:
-        raise LayoutError(
-            f"expected query_start_loc of {seq_lens.numel() + 1} entries for {seq_lens.numel()} "
-            f"requests, found {query_start_loc.numel()}: slice both to the same batch"
-        )
+    check_starts(query_start_loc, seq_lens)
     if out is None:
         out = LocalMetadata(
             torch.empty_like(query_start_loc),

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from dsacp.core import LayoutError
-from dsacp.kernels.checks import check_int32
+from dsacp.kernels.checks import check_int32, check_starts
 
 
 def _expect(ok: bool, message: str) -> None:
@@ -62,11 +62,7 @@ def check_query(
         f"expected q as floating point [T, N, D] with unit last stride, found {q.dtype} of shape "
         f"{tuple(q.shape)} and stride {q.stride()}",
     )
-    _expect(
-        query_start_loc.numel() == seq_lens.numel() + 1,
-        f"expected query_start_loc of {seq_lens.numel() + 1} entries for {seq_lens.numel()} "
-        f"requests, found {query_start_loc.numel()}: slice both to the same batch",
-    )
+    check_starts(query_start_loc, seq_lens)
     _expect(
         tuple(sinks.shape) == (q.shape[1],) and sinks.is_floating_point(),
         f"expected sinks of shape ({q.shape[1]},), one per head, found {sinks.dtype} of shape "
