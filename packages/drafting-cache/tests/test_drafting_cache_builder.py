@@ -305,6 +305,25 @@ def test_overflow_of_max_model_len(
     assert group.seq_lens[1] == 32
 
 
+@pytest.mark.parametrize("overflow", ["reset", "saturate"])
+@pytest.mark.parametrize("host_resets", [False, True])
+def test_the_hosts_rhythm_overflows_like_one_launch(
+    make_host: Make, overflow: str, host_resets: bool
+) -> None:
+    """A host that had reset a row to length 1 got a real slot at position 0: KV overwritten.
+
+    Its row has 512 tokens, the limit, in step 1 and then 1 after the reset.
+    """
+    fused, stepwise = make_host(overflow=overflow), make_host(overflow=overflow)
+    steps = fused.builder.build_all(fused.batch([4, 4], [511, 30], bucket=8))
+    for index in (1, 2):
+        beyond = 1 if host_resets and overflow == "reset" else 513
+        lengths = [512 if index == 1 else beyond, 30 + index]
+        later = stepwise.batch([1, 1], lengths, bucket=8)
+        one = stepwise.builder.build_for_drafting(later, index)
+        assert_equal(snapshot(steps[index]), snapshot(one))
+
+
 def test_more_rows_than_a_planner_takes_are_refused(make_host: Make) -> None:
     """The device's planner cannot raise: it would cut a larger plan without a word."""
     with pytest.raises(CapacityError, match="at most 16384 rows in a planned step, found 16385"):

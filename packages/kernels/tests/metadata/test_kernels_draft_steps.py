@@ -40,6 +40,8 @@ def test_random_batches(data: st.DataObject, check_draft) -> None:
         rejected=rejected,
         rows=[reqs + data.draw(st.integers(0, 4), "padded rows")] + [later] * steps,
         tokens=[starts[-1] + data.draw(st.integers(0, 9), "padded tokens")] + [later] * steps,
+        first_step=data.draw(st.sampled_from([0, 0, 1, 3]), "first step"),
+        num_banks=7,
         tp=tp,
         rank=data.draw(st.integers(0, tp - 1), "rank"),
         block_sizes=tuple(sizes),
@@ -142,6 +144,30 @@ def test_rejected_tokens_shorten_the_later_steps() -> None:
     got = call(starts=[0, 3], lens=[103], rejected=[2], rows=[1, 1], tokens=[3, 1])
     assert [int(got[f"seq_lens/{step}"][0]) for step in (0, 1)] == [103, 102]
     assert got["positions/1"][0] == 101
+
+
+@pytest.mark.parametrize("draft_index", [1, 2, 3])
+def test_a_row_that_the_host_has_reset_gets_no_slot(draft_index: int) -> None:
+    """A host resets position 0 and length 1 at max_model_len, then counts on from there.
+
+    Taken at its word, such a row had a real slot and overwrote the first tokens of its request.
+    """
+    arena = torch.full((256,), POISON, dtype=torch.int32)
+    call(
+        starts=[0, 1, 2],
+        lens=[draft_index, 40],
+        rows=[2],
+        tokens=[2],
+        first_step=draft_index,
+        layout=torch.arange(0, 7 * 4 * 8, 8, dtype=torch.int32).view(1, 4, 7),
+        rope_layout=torch.zeros(0, 4, 2, dtype=torch.int32),
+        arena=arena,
+    )
+    offset = 7 * 8 * draft_index
+    fields = dict(zip(DRAFT_FIELDS, arena[offset:].split(8), strict=False))
+    assert fields["slot_mapping"][:2].tolist() == [-1, 16 + 39 % 16]
+    assert fields["positions"][:2].tolist() == [0, 39]
+    assert fields["seq_lens"][:2].tolist() == [1, 40]
 
 
 def test_idle_rank_computes_inert_rows() -> None:

@@ -87,9 +87,14 @@ def oracle_rows(case: DraftCase, step: int) -> tuple[list[int], list[int], list[
             starts.append(min(grown, case.tokens[0]))
     for row in range(count):
         length, cached = 0, True
+        limited, was_reset = step > 0, False
         if row < real and case.lens[row] > 0:
             length = case.lens[row] - (case.rejected[row] - step if step else 0)
-        if step and length > case.max_model_len:
+            if case.first_step and case.causal:
+                limited = True
+                short = case.lens[row] <= case.first_step
+                was_reset = not case.saturate and (short or case.lens[row] > case.max_model_len)
+        if was_reset or (limited and length > case.max_model_len):
             cached = case.saturate
             length = case.max_model_len if case.saturate else 1
         lens.append(length)
@@ -112,7 +117,7 @@ def oracle_step(case: DraftCase, step: int, tables: list[Tensor]) -> list[dict[s
         later = end - 1 - inside[-1] if inside and case.causal else 0
         visible.append(max(length - later, 0) if inside and length else 0)
         for token in range(begin, end) if length else ():
-            positions[token] = first[row][0] + token - begin
+            positions[token] = first[row][0] + (token - begin if first[row][1] else 0)
             owners[token] = row if first[row][1] else -1
     groups = []
     for table, size in zip(tables, case.block_sizes, strict=True):

@@ -4,6 +4,7 @@ from draft_oracle import DraftCase
 
 BASE = DraftCase([0, 4, 8, 12], [100, 57, 9], [0, 0, 0], [4, 16, 16], [16, 16, 16], tp=4)
 MIXED = DraftCase([0, 5, 6, 10], [5, 40, 20], [0, 0, 4], [4, 16], [16, 16], tp=4)
+ALONE = DraftCase([0, 1, 2, 3], [100, 101, 64], [0] * 3, [4], [16], tp=2, max_model_len=100)
 TWO_GROUPS = BASE.with_(block_sizes=(16, 64), table_widths=(40, 9))
 SCENARIOS = {
     "dummy_tokens_layout": BASE,
@@ -35,6 +36,12 @@ SCENARIOS = {
     "past_table": BASE.with_(table_widths=(4,), table_rows=3),
     "later_bank": MIXED.with_(first_step=2),
     "one_step": MIXED.with_(rows=[4], tokens=[16], first_step=3),
+    "alone_reset": ALONE.with_(first_step=1),
+    "alone_reset_by_the_host": ALONE.with_(first_step=2, lens=[3, 1, 2]),
+    "alone_saturate": ALONE.with_(first_step=1, lens=[1, 140, 100], saturate=True, rank=1),
+    "alone_repeat": ALONE.with_(first_step=3, lens=[3, 100, 102], repeat=True),
+    "alone_then_more": ALONE.with_(first_step=1, lens=[1, 100, 99], rows=[4] * 3, tokens=[4] * 3),
+    "alone_block": ALONE.with_(starts=[0, 4, 8, 12], lens=[101, 3, 60], first_step=1, causal=False),
     "two_rope_tables": TWO_GROUPS.with_(rope=((512, 8), (70, 5))),
     "no_rope": TWO_GROUPS.with_(rope=()),
     "absent_fields": TWO_GROUPS.with_(

@@ -52,17 +52,9 @@ class EagerExecutor:
     def draft(
         self, batch: HostBatch, num_rejected: Tensor, target: TargetResult | None
     ) -> DraftRun:
-        """Build step 0 and then each later step on every rank, then run them.
-
-        Where a draft step could pass ``max_model_len`` all steps are built at once: a length alone
-        cannot tell ``build_for_drafting`` whether the host has already handled the overflow.
-        """
+        """Build step 0 and then each later step on every rank, then run them."""
         first = batch.first(num_rejected)
-        config = self.ranks[0].draft.config
-        count = config.num_steps
-        if max(row.seq_len for row in batch.step.rows) + count - 1 > config.max_model_len:
-            steps = tuple(rank.draft.build_all(first) for rank in self.ranks)
-            return steps, self.passes.draft(steps, target)
+        count = self.ranks[0].draft.config.num_steps
         later = [batch.advanced(num_rejected, index) for index in range(1, count)]
         steps = tuple(
             (

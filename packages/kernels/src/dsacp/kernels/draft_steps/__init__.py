@@ -100,7 +100,9 @@ def prepare_draft_steps(
         row_counts: request rows of each computed step.
         token_counts: the host's padded tokens of each computed step; token fields get as many
             entries rounded up to ``tp_size``. Equal to ``row_counts`` after the first step.
-        first_step: layout index of the first computed step.
+        first_step: layout index of the first computed step. Above 0, in a causal step, the
+            overflow rule applies to it too, and a request with no more tokens than
+            ``first_step`` is one that the host has already reset (without ``saturate``).
         tp_size: ranks that share the tokens.
         tp_rank: this rank.
         pad_query_len: query tokens of a padded request in the first computed step.

@@ -50,8 +50,30 @@ def first_starts(
     return torch.where(beyond > 0, pad, given)
 
 
-def first_step_values(starts: Tensor, lens: Tensor, shard: TokenShard, causal: bool) -> StepValues:
-    """Return the first step from its starts [R+1] and lengths [R], 0 on padded rows."""
+def limit_lengths(
+    lens: Tensor, step: int, max_model_len: int, saturate: bool
+) -> tuple[Tensor, Tensor]:
+    """Apply the overflow rule to a causal step that is computed on its own.
+
+    Step ``step`` of a request has more than ``step`` tokens; fewer mean that the host has already
+    reset the row, in this step or an earlier one, and a slot would overwrite the first tokens.
+
+    Returns:
+        The lengths int32 [R], and which rows were reset, bool [R].
+    """
+    if saturate:
+        return lens.clamp(max=max_model_len), torch.zeros_like(lens, dtype=torch.bool)
+    over = (lens > 0) & ((lens > max_model_len) | (lens <= step))
+    return lens.masked_fill(over, 1), over
+
+
+def first_step_values(
+    starts: Tensor, lens: Tensor, shard: TokenShard, causal: bool, over: Tensor
+) -> StepValues:
+    """Return the first step from its starts [R+1] and lengths [R], 0 on padded rows.
+
+    Rows in ``over``, bool [R], keep position 0 and have no slot.
+    """
     begins, ends = starts[:-1], starts[1:]
     local = starts.clamp(shard.start, shard.end).sub_(shard.start)
     owned = local[1:] > local[:-1]
@@ -59,7 +81,7 @@ def first_step_values(starts: Tensor, lens: Tensor, shard: TokenShard, causal: b
     start_pos = (lens - (ends - begins)).clamp_(min=0)
     # One entry more than requests: tokens past the last start belong to nobody.
     offset = starts.new_full(starts.shape, DEAD)
-    offset[:-1] = torch.where(lens > 0, start_pos - begins, DEAD)
+    offset[:-1] = torch.where((lens > 0) & ~over, start_pos - begins, DEAD)
     tokens = torch.arange(shard.padded, dtype=torch.int32, device=starts.device)
     row = torch.searchsorted(ends, tokens, right=True, out_int32=True)
     position = tokens.add_(offset.index_select(0, row))

@@ -12,6 +12,7 @@ from dsacp.kernels.draft_steps.advance import (
     first_starts,
     first_step_values,
     later_step_values,
+    limit_lengths,
 )
 from dsacp.kernels.draft_steps.numbers import StepNumbers
 from dsacp.kernels.fields import DRAFT_FIELDS, field_length
@@ -42,9 +43,14 @@ def draft_steps(
     lens = seq_lens[:rows] * (torch.arange(rows, device=arena.device) < real)
     pad_len = None if call.repeat_padding else call.pad_query_len
     starts = first_starts(query_start_loc[: rows + 1], real, last, pad_len, shards[0].num_tokens)
-    steps = [first_step_values(starts, lens, shards[0], call.causal)]
+    over = torch.zeros_like(lens, dtype=torch.bool)
+    limited = lens
+    if first_step and call.causal:
+        limited, over = limit_lengths(lens, first_step, call.max_model_len, call.saturate)
+    steps = [first_step_values(starts, limited, shards[0], call.causal, over)]
     if len(row_counts) > 1:
         base = torch.where(lens > 0, lens - num_rejected[:rows], DEAD)
+        base.masked_fill_(over, call.max_model_len)
         stop = real if call.repeat_padding else None
         steps += later_step_values(
             base, stop, row_counts, shards, call.max_model_len, call.saturate

@@ -1,12 +1,10 @@
-"""Device code of the draft steps: a program is a block of rows and tokens, or of RoPE rows."""
+"""The draft steps' kernel: a program is a block of rows and tokens, or of RoPE rows."""
 
 import triton
 import triton.language as tl
 
-from dsacp.kernels.draft_steps.triton_locate import first_rows, first_tokens, given_rows, later_rows
-from dsacp.kernels.local_metadata.triton import clip, visible_length
-from dsacp.kernels.rope_gather.triton import load_rows, store_rows
-from dsacp.kernels.slot_mapping.triton import find_slots
+from dsacp.kernels.draft_steps.triton_blocks import group_block, table_block
+from dsacp.kernels.local_metadata.triton import clip
 
 RUNTIME = [
     "query_start_loc",
@@ -42,130 +40,12 @@ RUNTIME = [
 
 
 @triton.jit
-def _put(arena, offset, index, value, mask):
-    """Store a field's entries; -1 in the layout means that the field is absent."""
-    tl.store(arena + offset.to(tl.int64) + index, value, mask=mask & (offset >= 0))
-
-
-@triton.jit
 def _step_and_block(index, first_blocks, later_blocks, ahead):
     """Split a program index: blocks of the first step, then those of each later step."""
     rest = tl.maximum(index - first_blocks, 0)
     later = index >= first_blocks
     step = tl.where(later, ahead + rest // later_blocks, 0)
     return step, tl.where(later, rest % later_blocks, index)
-
-
-@triton.jit
-def _group_block(
-    query_start_loc,
-    seq_lens,
-    num_rejected,
-    table,
-    arena,
-    fields,
-    step,
-    block,
-    real,
-    rows,
-    tokens,
-    later_count,
-    tp_size,
-    tp_rank,
-    pad_query_len,
-    max_model_len,
-    size,
-    POW2: tl.constexpr,
-    SATURATE: tl.constexpr,
-    REPEAT: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Write the rows and the tokens of one block of one group's step.
-
-    Every load comes before the first store: a compiler cannot move a load over a store that may
-    overlap it, and eleven loads in a row would cost more than all the rest.
-    """
-    row = block * BLOCK + tl.arange(0, BLOCK)
-    at_start, at_len = tl.load(fields), tl.load(fields + 1)
-    at_local_start, at_local_len = tl.load(fields + 2), tl.load(fields + 3)
-    at_first, at_position, at_slot = tl.load(fields + 4), tl.load(fields + 5), tl.load(fields + 6)
-    address = tl.load(table).to(tl.pointer_type(tl.int32))
-    stride, width = tl.load(table + 1), tl.load(table + 2).to(tl.int32)
-    if step == 0:
-        share = tl.cdiv(tokens, tp_size)
-        begin, end, length = given_rows(query_start_loc, seq_lens, row, rows)
-        position, cached, request = first_tokens(
-            query_start_loc, seq_lens, row, block * BLOCK, real, rows, BLOCK
-        )
-        begin, end, length = first_rows(
-            query_start_loc, begin, end, length, row, real, rows, tokens, pad_query_len, REPEAT
-        )
-        count = rows
-    else:
-        share = tl.cdiv(later_count, tp_size)
-        position, cached, length, begin, end = later_rows(
-            seq_lens, num_rejected, row, step, real, rows, max_model_len, SATURATE, REPEAT
-        )
-        request = row
-        count = later_count
-    is_token = row < share * tp_size
-    slot = find_slots(address, stride, width, request, cached, size, is_token & (cached >= 0), POW2)
-    low = tp_rank * share
-    high = low + share
-    visible = visible_length(begin, end, length, low, high, CAUSAL)
-    _put(arena, at_start, row, begin, row <= count)
-    _put(arena, at_len, row, length, row < count)
-    _put(arena, at_local_start, row, clip(begin, low, high) - low, row <= count)
-    _put(arena, at_local_len, row, visible, row < count)
-    _put(arena, at_first, row, tl.maximum(length - (end - begin), 0), row < count)
-    _put(arena, at_position, row, position, is_token)
-    _put(arena, at_slot, row, slot, is_token)
-
-
-@triton.jit
-def _table_block(
-    query_start_loc,
-    seq_lens,
-    num_rejected,
-    pointer,
-    rope_bank,
-    rope_layout,
-    limit,
-    step,
-    block,
-    real,
-    rows,
-    padded,
-    later_padded,
-    max_model_len,
-    SATURATE: tl.constexpr,
-    ROTARY: tl.constexpr,
-    BLOCK_ROTARY: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Copy the RoPE rows of one block of tokens."""
-    cos = tl.load(pointer).to(tl.pointer_type(tl.float32))
-    sin = tl.load(pointer + 1).to(tl.pointer_type(tl.float32))
-    at_cos, at_sin = tl.load(rope_layout), tl.load(rope_layout + 1)
-    token = block * BLOCK + tl.arange(0, BLOCK)
-    if step == 0:
-        position, _cached, _request = first_tokens(
-            query_start_loc, seq_lens, token, block * BLOCK, real, rows, BLOCK
-        )
-        count = padded
-    else:
-        position, _cached, _request, _begin, _end = later_rows(
-            seq_lens, num_rejected, token, step, real, rows, max_model_len, SATURATE, False
-        )
-        count = later_padded
-    position = tl.minimum(position, limit - 1)
-    is_token = token < count
-    has_cos, has_sin = is_token & (at_cos >= 0), is_token & (at_sin >= 0)
-    cos_rows = load_rows(cos, position, has_cos, ROTARY, BLOCK_ROTARY)
-    sin_rows = load_rows(sin, position, has_sin, ROTARY, BLOCK_ROTARY)
-    store_rows(rope_bank + at_cos.to(tl.int64), token, cos_rows, has_cos, ROTARY, BLOCK_ROTARY)
-    store_rows(rope_bank + at_sin.to(tl.int64), token, sin_rows, has_sin, ROTARY, BLOCK_ROTARY)
 
 
 @triton.jit(do_not_specialize=RUNTIME)
@@ -223,7 +103,7 @@ def draft_steps_kernel(
     if index < groups * per_group:
         group = index // per_group
         step, block = _step_and_block(index % per_group, first_blocks, later_blocks, ahead)
-        _group_block(
+        group_block(
             query_start_loc,
             seq_lens,
             num_rejected,
@@ -239,6 +119,7 @@ def draft_steps_kernel(
             tp_size,
             tp_rank,
             pad_query_len,
+            bank,
             max_model_len,
             ((sizes >> (group * SIZE_BITS)) & ((1 << SIZE_BITS) - 1)).to(tl.int32),
             POW2,
@@ -256,7 +137,7 @@ def draft_steps_kernel(
         rope_step, rope_block = _step_and_block(rest % per_table, first_rope, later_rope, ahead)
         low_limit = tl.where(table == 0, length0, length1)
         high_limit = tl.where(table == 2, length2, length3)
-        _table_block(
+        table_block(
             query_start_loc,
             seq_lens,
             num_rejected,
@@ -270,8 +151,10 @@ def draft_steps_kernel(
             rows,
             padded,
             later_padded,
+            bank,
             max_model_len,
             SATURATE,
+            CAUSAL,
             ROTARY,
             BLOCK_ROTARY,
             ROPE_BLOCK,

@@ -36,7 +36,36 @@ def _find_requests(query_start_loc, token, first, last, real, rows):
 
 
 @triton.jit
-def first_tokens(query_start_loc, seq_lens, token, first, real, rows, BLOCK: tl.constexpr):
+def limit_length(length, bank, max_model_len, SATURATE: tl.constexpr, CAUSAL: tl.constexpr):
+    """Return the lengths of a step computed on its own, and the rows that the host reset.
+
+    A causal step ``bank`` has more than ``bank`` tokens in each request: fewer mean that the host
+    applied the overflow rule itself, now or in an earlier step.
+    """
+    later = (bank > 0) & CAUSAL
+    if SATURATE:
+        over = length < 0
+        length = tl.where(later, tl.minimum(length, max_model_len), length)
+    else:
+        over = later & (length > 0) & ((length > max_model_len) | (length <= bank))
+        length = tl.where(over, 1, length)
+    return length, over
+
+
+@triton.jit
+def first_tokens(
+    query_start_loc,
+    seq_lens,
+    token,
+    first,
+    real,
+    rows,
+    bank,
+    max_model_len,
+    SATURATE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Return position, cache position (-1 without) and request of the first step's tokens."""
     last = first + BLOCK - 1
     request = _find_requests(query_start_loc, token, first, last, real, rows)
@@ -44,8 +73,9 @@ def first_tokens(query_start_loc, seq_lens, token, first, real, rows, BLOCK: tl.
     begin = tl.load(query_start_loc + request, mask=owned, other=0)
     end = tl.load(query_start_loc + 1 + request, mask=owned, other=0)
     length = tl.load(seq_lens + request, mask=owned, other=0)
+    length, over = limit_length(length, bank, max_model_len, SATURATE, CAUSAL)
     position = tl.maximum(length - (end - begin), 0) + token - begin
-    cached = tl.where(length > 0, position, -1)
+    cached = tl.where((length > 0) & (over == 0), position, -1)
     return tl.maximum(cached, 0), cached, request
 
 
@@ -79,12 +109,17 @@ def first_rows(
     rows,
     num_tokens,
     pad_query_len,
+    bank,
+    max_model_len,
+    SATURATE: tl.constexpr,
     REPEAT: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):
     """Return starts, ends and lengths of the first step's rows from the given ones."""
     last = tl.load(query_start_loc + real)
     begin = _first_start(begin, row, last, real, rows, num_tokens, pad_query_len, REPEAT)
     end = _first_start(end, row + 1, last, real, rows, num_tokens, pad_query_len, REPEAT)
+    length, _over = limit_length(length, bank, max_model_len, SATURATE, CAUSAL)
     return begin, end, tl.where(row < real, length, 0)
 
 
@@ -96,9 +131,11 @@ def later_rows(
     step,
     real,
     rows,
+    bank,
     max_model_len,
     SATURATE: tl.constexpr,
     REPEAT: tl.constexpr,
+    CAUSAL: tl.constexpr,
 ):
     """Return position, cache position, length, start and end of one-token rows, ``step`` >= 1."""
     length = tl.load(seq_lens + row, mask=row < rows, other=0)
@@ -109,7 +146,8 @@ def later_rows(
         position = tl.minimum(position, max_model_len - 1)
         cached = position
     else:
-        over = position >= max_model_len
+        _length, reset = limit_length(length, bank, max_model_len, SATURATE, CAUSAL)
+        over = (position >= max_model_len) | (reset & (position >= 0))
         cached = tl.where(over, -1, position)
         position = tl.where(over, 0, position)
     begin = row
