@@ -324,6 +324,16 @@ def test_the_hosts_rhythm_overflows_like_one_launch(
         assert_equal(snapshot(steps[index]), snapshot(one))
 
 
+def test_a_block_of_mutually_visible_queries_is_step_0(make_host: Make) -> None:
+    """DSpark's B * (K+1) tokens, passed on as the host's draft index 1, met banks of B rows."""
+    host = make_host(causal=False, layout="requests", tp=(1, 0))
+    block = host.builder.build(host.batch([4] * 6, [40, 9, 77, 30, 21, 12])).groups["draft0"]
+    assert block.positions[:8].tolist() == [36, 37, 38, 39, 5, 6, 7, 8]
+    assert block.local_seq_lens.tolist() == [40, 9, 77, 30, 21, 12]
+    with pytest.raises(LayoutError, match="1 step of a non-causal block, found 3"):
+        make_host(causal=False, num_steps=3)
+
+
 def test_more_rows_than_a_planner_takes_are_refused(make_host: Make) -> None:
     """The device's planner cannot raise: it would cut a larger plan without a word."""
     with pytest.raises(CapacityError, match="at most 16384 rows in a planned step, found 16385"):

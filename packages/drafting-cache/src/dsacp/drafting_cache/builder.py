@@ -42,10 +42,11 @@ class DraftMetadataBuilder:
         shard: any shard of this rank; only its size and rank are used.
         device: where buffers live.
         max_model_len: positions at or past it overflow.
-        num_steps: banks to keep, K by default.
+        num_steps: banks to keep; K by default, 1 where ``causal`` is False.
         overflow: "reset" (vLLM V1, vllm-ascend) or "saturate" (vLLM V2).
         padding: "dummy" requests (Ascend) or "repeat"-ed starts (vLLM V2).
-        causal: False for DSpark's query blocks (spec ascend 6).
+        causal: False for DSpark's query blocks, drafted in one step (spec ascend 6). It is step 0
+            here, where a bank holds K+1 tokens a request; the adapter translates the host's 1.
         sas_policy: how work splits are planned.
         guard_words: 4-byte words kept between buffers.
 
@@ -70,7 +71,7 @@ class DraftMetadataBuilder:
         sas_policy: SasPolicy = "upstream",
         guard_words: int = 16,
     ) -> None:
-        steps = capacity.num_draft_tokens if num_steps is None else num_steps
+        default_steps = capacity.num_draft_tokens if causal else 1
         self.config = BuilderConfig(
             capacity=capacity,
             groups=tuple(groups),
@@ -78,7 +79,7 @@ class DraftMetadataBuilder:
             shard=shard,
             device=torch.device(device),
             max_model_len=max_model_len,
-            num_steps=steps,
+            num_steps=default_steps if num_steps is None else num_steps,
             overflow=overflow,
             padding=padding,
             causal=causal,

@@ -50,6 +50,11 @@ class BuilderConfig:
             raise LayoutError(
                 f"expected 1..{self.capacity.num_draft_tokens} steps, found {self.num_steps}"
             )
+        if not self.causal and self.num_steps != 1:
+            raise LayoutError(
+                f"expected 1 step of a non-causal block, found {self.num_steps}: a block is "
+                "drafted at once, as step 0; translate the host's draft_index in its adapter"
+            )
         if self.overflow not in ("reset", "saturate") or self.padding not in ("dummy", "repeat"):
             raise LayoutError(
                 "expected overflow 'reset' or 'saturate' and padding 'dummy' or 'repeat', found "
