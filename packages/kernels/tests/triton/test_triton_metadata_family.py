@@ -100,7 +100,7 @@ def test_local_metadata(check_local, tp: int, rank: int, causal: bool) -> None:
 
 @pytest.mark.parametrize("tiles", ["CUDA_TILES", "OTHER_TILES"])
 def test_tiles_of_every_device(check_draft, monkeypatch: pytest.MonkeyPatch, tiles: str) -> None:
-    launcher = importlib.import_module("dsacp.kernels.draft_steps.triton")
+    launcher = importlib.import_module("dsacp.kernels.draft_steps.triton_plan")
     for name in ("CUDA_TILES", "OTHER_TILES"):
         monkeypatch.setattr(launcher, name, getattr(launcher, tiles))
     check_draft(IMPL, device=DEVICE, block_sizes=(16, 64), table_widths=(40, 9), tp=5, rank=3)

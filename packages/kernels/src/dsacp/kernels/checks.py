@@ -51,3 +51,13 @@ def check_rope_tables(cos_table: Tensor, sin_table: Tensor) -> None:
                 f"found {table.dtype} of shape {tuple(table.shape)} and stride {table.stride()}: "
                 "build both tables from one configuration"
             )
+
+
+def check_device(first: Tensor, *others: Tensor) -> None:
+    """Raise ``LayoutError`` unless all tensors lie on the device of ``first``."""
+    for tensor in others:
+        if tensor.device != first.device:
+            raise LayoutError(
+                f"expected every tensor on {first.device}, found {tensor.dtype} of shape "
+                f"{tuple(tensor.shape)} on {tensor.device}: a kernel takes addresses, move it there"
+            )

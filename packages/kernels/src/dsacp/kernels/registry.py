@@ -4,12 +4,13 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
-from typing import Literal
+from functools import cache, partial
+from typing import Any, Literal
 
 import torch
 
 from dsacp.core import UnsupportedHostError
+from dsacp.kernels.eager import are_plain, bound_call, past_dispatcher
 
 Impl = Literal["auto", "reference", "triton"]
 
@@ -19,12 +20,14 @@ class Kernel:
     """A kernel: its torch reference, always there, and where its Triton launcher lives.
 
     ``triton`` is ``"package.module:function"``, imported on first use only, so that importing a
-    kernel never imports Triton. Both callables take the same arguments and return None.
+    kernel never imports Triton. Both callables take the same arguments and return None. ``bound``
+    names a function of the same arguments that returns their launch, or None where it has none.
     """
 
     name: str
     reference: Callable[..., None]
     triton: str | None = None
+    bound: str | None = None
 
     def select(self, device: torch.device, impl: str = "auto") -> Callable[..., None]:
         """Return the implementation for ``device``.
@@ -44,16 +47,42 @@ class Kernel:
             )
         return self.reference
 
+    def prepare(
+        self,
+        operator: Callable[..., None],
+        arguments: tuple[object, ...],
+        device: torch.device,
+        impl: str,
+    ) -> Callable[[], None]:
+        """Return a call of ``operator`` with these arguments and ``impl``, to be made many times.
+
+        Where Triton's kernel runs it is launched without the dispatcher, unless a mode or a
+        compiler would see the operator. The arguments live as long as the call does; nobody may
+        resize them.
+        """
+        call = partial(operator, *arguments, impl)
+        target = self.bound
+        if target is None or not are_plain(arguments):
+            return call
+
+        def bind() -> Callable[[], None] | None:
+            if self.select(device, impl) is self.reference:
+                return None
+            launch: Callable[[], None] | None = _load(target)(*arguments)
+            return launch
+
+        return bound_call(call, bind)
+
 
 @cache
-def _load(target: str) -> Callable[..., None]:
+def _load(target: str) -> Callable[..., Any]:
     module, _, function = target.partition(":")
-    launcher: Callable[..., None] = getattr(importlib.import_module(module), function)
-    return launcher
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
 
 
 def kernel_op(
-    name: str, mutates_args: Iterable[str], *, symbolic: bool = True
+    name: str, mutates_args: Iterable[str], *, symbolic: bool = True, direct: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as a ``torch.library`` operator that returns nothing.
 
@@ -65,6 +94,8 @@ def kernel_op(
         mutates_args: parameters that the function writes; everything else is read only.
         symbolic: whether integers may be symbols under ``torch.compile``. Without, a list of them
             crosses the dispatcher at half the cost.
+        direct: call the function itself where nobody would see the operator. For words only: the
+            dispatcher also keeps gradients out of the function.
     """
 
     # custom_op would fill in defaults on every call, in time quadratic in the parameters: 130 us
@@ -77,7 +108,7 @@ def kernel_op(
         torch.library.register_fake(name, _no_output)
         namespace, _, operator = name.partition("::")
         registered: Callable[..., None] = getattr(getattr(torch.ops, namespace), operator).default
-        return registered
+        return past_dispatcher(registered, function) if direct else registered
 
     return register
 

@@ -1,7 +1,7 @@
 """Metadata of all draft steps and all KV groups in one launch (design 7, spec ascend 4)."""
 
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import wraps
 from typing import ParamSpec
 
 from torch import Tensor
@@ -13,8 +13,9 @@ from dsacp.kernels.draft_steps.validate import check_banks, check_inputs, check_
 from dsacp.kernels.registry import Impl, Kernel, kernel_op
 
 P = ParamSpec("P")
+TRITON = "dsacp.kernels.draft_steps.triton"
 KERNEL = Kernel(
-    "draft_steps", reference.draft_steps, "dsacp.kernels.draft_steps.triton:draft_steps"
+    "draft_steps", reference.draft_steps, f"{TRITON}:draft_steps", f"{TRITON}:bind_draft_steps"
 )
 
 
@@ -149,8 +150,7 @@ def prepare_draft_steps(
         repeat_padding,
         causal,
     )
-    return partial(
-        _draft_steps_op,
+    arguments = (
         query_start_loc,
         seq_lens,
         num_rejected,
@@ -162,8 +162,8 @@ def prepare_draft_steps(
         rope_bank,
         rope_layout,
         numbers.pack(),
-        impl,
     )
+    return KERNEL.prepare(_draft_steps_op, arguments, arena.device, impl)
 
 
 def _at_once(prepare: Callable[P, Callable[[], None]]) -> Callable[P, None]:

@@ -1,40 +1,14 @@
 """Launcher of the draft steps' Triton kernel: everything in one launch for ordinary engines."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from itertools import groupby, zip_longest
+from collections.abc import Callable, Sequence
+from functools import partial
 
-import torch
-import triton
 from torch import Tensor
 
-from dsacp.core import CapacityError, round_up
-from dsacp.kernels.direct import cuda_device, launcher
-from dsacp.kernels.draft_steps.numbers import StepNumbers
+from dsacp.kernels.checks import check_device
+from dsacp.kernels.direct import addresses, cuda_device, takes_addresses
 from dsacp.kernels.draft_steps.triton_kernel import draft_steps_kernel
-from dsacp.kernels.draft_steps.triton_locate import MAX_REQUESTS
-from dsacp.kernels.slot_mapping.triton import block_divisor
-
-CACHED_CALLS = 1024
-TABLES_PER_LAUNCH = 4
-CUDA_TILES = (8, 4, 1)
-OTHER_TILES = (32, 16, 4)
-"""Rows, RoPE rows and warps of a program. Measured on an H200; an NPU has few, wide cores."""
-POINTERS: tuple[torch.dtype, ...] = (
-    *(torch.int32, torch.int32, torch.int32, torch.int32),
-    *(torch.int64, torch.int32, torch.int32, torch.float32, torch.int32),
-)
-
-
-@dataclass(frozen=True)
-class Launch:
-    """One launch: the first group and RoPE table that it serves, and its integers."""
-
-    run: Callable[..., None]
-    first_group: int
-    first_table: int
-    integers: tuple[int, ...]
+from dsacp.kernels.draft_steps.triton_plan import Launch, plan_launches
 
 
 def draft_steps(
@@ -55,125 +29,53 @@ def draft_steps(
     More than 12 groups (2 with a block size that is no power of two), more than 4 RoPE tables,
     tables of several widths and later steps of several sizes each cost another launch.
     """
-    # The kernel reads tables by address; of the cos and sin tables it needs a shape.
-    groups = numbers[0]
-    shapes = tuple([table.shape for table in tables[groups : (groups + len(tables)) // 2]])
-    for launch in _launches(tuple(numbers), layout.shape[1], shapes, cuda_device(arena)):
+    inputs = query_start_loc, seq_lens, num_rejected, num_reqs
+    for launch in _planned(tables, layout, arena, numbers):
         launch.run(
-            query_start_loc,
-            seq_lens,
-            num_rejected,
-            num_reqs,
-            _from(pointers, 3 * launch.first_group),
-            arena,
-            _from(layout, launch.first_group),
-            rope_bank,
-            _from(rope_layout, launch.first_table),
+            *inputs,
+            *launch.storages(pointers, arena, layout, rope_bank, rope_layout),
             *launch.integers,
         )
 
 
-@lru_cache(maxsize=CACHED_CALLS)
-def _launches(
-    numbers: tuple[int, ...], num_banks: int, shapes: tuple[torch.Size, ...], device: int | None
+def bind_draft_steps(
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    num_rejected: Tensor,
+    num_reqs: Tensor,
+    tables: Sequence[Tensor],
+    pointers: Tensor,
+    arena: Tensor,
+    layout: Tensor,
+    rope_bank: Tensor,
+    rope_layout: Tensor,
+    numbers: Sequence[int],
+) -> Callable[[], None] | None:
+    """Return ``draft_steps`` of these addresses, or None where only Triton's own launcher works.
+
+    Raises:
+        LayoutError: a tensor is not on the arena's device, where the kernel would read it.
+    """
+    if cuda_device(arena) is None or not takes_addresses(draft_steps_kernel):
+        return None
+    inputs = query_start_loc, seq_lens, num_rejected, num_reqs
+    check_device(arena, *tables)
+    calls = []
+    for launch in _planned(tables, layout, arena, numbers):
+        storages = launch.storages(pointers, arena, layout, rope_bank, rope_layout)
+        calls.append(partial(launch.run, *addresses(arena, *inputs, *storages), *launch.integers))
+    return calls[0] if len(calls) == 1 else partial(_run_all, tuple(calls))
+
+
+def _run_all(calls: Sequence[Callable[[], None]]) -> None:
+    for call in calls:
+        call()
+
+
+def _planned(
+    tables: Sequence[Tensor], layout: Tensor, arena: Tensor, numbers: Sequence[int]
 ) -> tuple[Launch, ...]:
-    """Plan a call from its integers alone, so that equal calls plan once."""
-    call = StepNumbers.unpack(numbers)
-    if call.row_counts[0] > MAX_REQUESTS:
-        raise CapacityError(
-            f"the batch has {call.row_counts[0]} request rows, one launch searches "
-            f"{MAX_REQUESTS}: split the batch"
-        )
-    limit = 60 // _size_bits(call)
-    groups = _chunks([0] * len(call.block_sizes), limit)
-    tables = _chunks([shape[1] for shape in shapes], TABLES_PER_LAUNCH)
-    return tuple(
-        _launch(call, num_banks, shapes, device, group, table, run)
-        for group, table in zip_longest(groups, tables, fillvalue=range(0))
-        for run in _runs(call.row_counts)
-    )
-
-
-def _launch(
-    call: StepNumbers,
-    num_banks: int,
-    shapes: tuple[torch.Size, ...],
-    device: int | None,
-    group: range,
-    table: range,
-    run: tuple[int, int, int, int],
-) -> Launch:
-    first, ahead, steps, count = run
-    block, rope_block, warps = OTHER_TILES if device is None else CUDA_TILES
-    rows, tokens, bits = call.row_counts[0], call.token_counts[0], _size_bits(call)
-    padded, later_padded = round_up(tokens, call.tp_size), round_up(count, call.tp_size)
-    blocks = first * triton.cdiv(max(rows + 1, padded), block)
-    blocks += steps * triton.cdiv(max(count + 1, later_padded), block)
-    rope_blocks = first * triton.cdiv(padded, rope_block)
-    rope_blocks += steps * max(triton.cdiv(later_padded, rope_block), 1)
-    lengths = [shapes[index][0] for index in table]
-    rotary = shapes[table.start][1] if table else 1
-    pow2 = bits == POW2_BITS
-    sizes = [block_divisor(call.block_sizes[index], pow2) for index in group]
-    integers = (
-        3 * (len(call.block_sizes) - group.start) + 2 * table.start,
-        *(len(group), num_banks, call.first_step, first, ahead, steps, rows, tokens, count),
-        *(call.tp_size, call.tp_rank, call.pad_query_len, call.max_model_len, _pack(sizes, bits)),
-        *lengths,
-        *[1] * (TABLES_PER_LAUNCH - len(lengths)),
-    )
-    constants = {
-        "SIZE_BITS": bits,
-        "POW2": pow2,
-        "SATURATE": call.saturate,
-        "REPEAT": call.repeat_padding,
-        "CAUSAL": call.causal,
-        "ROTARY": rotary,
-        "BLOCK_ROTARY": triton.next_power_of_2(rotary),
-        "BLOCK": block,
-        "ROPE_BLOCK": rope_block,
-    }
-    grid = (len(group) * blocks + len(table) * rope_blocks, 1, 1)
-    sample: tuple[torch.dtype | int, ...] = (*POINTERS, *integers)
-    launch = launcher(draft_steps_kernel, grid, device, sample, constants, warps)
-    return Launch(launch, group.start, table.start, integers)
-
-
-POW2_BITS, ANY_BITS = 5, 30
-
-
-def _size_bits(call: StepNumbers) -> int:
-    """Return the bits of a packed block size: its log2, where all are powers of two."""
-    return POW2_BITS if all(size & (size - 1) == 0 for size in call.block_sizes) else ANY_BITS
-
-
-def _from(tensor: Tensor, start: int) -> Tensor:
-    """Skip entries, and the cost of a view where there is nothing to skip."""
-    return tensor[start:] if start else tensor
-
-
-def _runs(row_counts: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield launches as (has the first step, index of the first later one, later steps, rows)."""
-    first, ahead = 1, 1
-    for count, steps in groupby(row_counts[1:]):
-        length = len(list(steps))
-        yield first, ahead, length, count
-        first, ahead = 0, ahead + length
-    if first:
-        yield 1, 1, 0, 0
-
-
-def _chunks(kinds: Sequence[int], limit: int) -> list[range]:
-    """Split indices into ranges of one kind and at most ``limit`` entries."""
-    chunks: list[range] = []
-    for index, kind in enumerate(kinds):
-        if chunks and len(chunks[-1]) < limit and kinds[chunks[-1].start] == kind:
-            chunks[-1] = range(chunks[-1].start, index + 1)
-        else:
-            chunks.append(range(index, index + 1))
-    return chunks
-
-
-def _pack(values: Sequence[int], bits: int) -> int:
-    """Put small integers into one i64; the top bit keeps the argument's type the same."""
-    return sum(value << (bits * index) for index, value in enumerate(values)) | 1 << 62
+    # The kernel reads tables by address; of the cos and sin tables it needs a shape.
+    groups = numbers[0]
+    shapes = tuple([table.shape for table in tables[groups : (groups + len(tables)) // 2]])
+    return plan_launches(tuple(numbers), layout.shape[1], shapes, cuda_device(arena))

@@ -12,7 +12,7 @@ KERNEL = Kernel(
 )
 
 
-@kernel_op("dsacp::stage_inputs", mutates_args=("out",))
+@kernel_op("dsacp::stage_inputs", mutates_args=("out",), direct=True)
 def _stage_inputs_op(
     query_start_loc: Tensor,
     seq_lens: Tensor,

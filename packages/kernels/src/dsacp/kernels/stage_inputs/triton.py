@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsacp.kernels.direct import cuda_device, launcher
+from dsacp.kernels.direct import addresses, cuda_device, launcher, takes_addresses
 
 BLOCK = 256
 
@@ -56,9 +56,13 @@ def stage_inputs(
     rows: int,
 ) -> None:
     """Launch the kernel; same contract as the reference."""
-    launch = _launcher(rows, num_rejected is not None, cuda_device(out))
+    device = cuda_device(out)
     rejected = seq_lens if num_rejected is None else num_rejected
-    launch(query_start_loc, seq_lens, rejected, out, num_reqs, rows)
+    launch = _launcher(rows, num_rejected is not None, device)
+    if device is None or not takes_addresses(_stage_inputs_kernel):
+        launch(query_start_loc, seq_lens, rejected, out, num_reqs, rows)
+        return
+    launch(*addresses(out, query_start_loc, seq_lens, rejected), out.data_ptr(), num_reqs, rows)
 
 
 @lru_cache(maxsize=64)
