@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from dsacp.vllm.engine import run_forked
+from dsacp.vllm.processes import ends_with_us
 from dsacp.vllm.report import read_reports
 from dsacp.vllm.scenario import Scenario, environment, make_prompts
 
@@ -76,12 +77,12 @@ def server(tmp_path):
             stdout=stream,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment(scenario, tmp_path / "reports")},
+            process_group=0,
         )
-        try:
+        with ends_with_us(process.pid):
             url = f"http://127.0.0.1:{port}"
             wait_until_ready(url, process, log)
             yield url
-        finally:
             process.terminate()
             process.wait(60)
 

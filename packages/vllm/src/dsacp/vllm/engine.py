@@ -3,11 +3,9 @@
 The parent imports vLLM once; every engine starts from that image and leaves nothing behind.
 """
 
-import contextlib
 import json
 import multiprocessing
 import os
-import signal
 import tempfile
 import time
 import traceback
@@ -18,6 +16,7 @@ from typing import Any
 
 import torch
 
+from dsacp.vllm.processes import ends_with_us, lead_group
 from dsacp.vllm.report import read_reports
 from dsacp.vllm.scenario import Outcome, Scenario, engine_options, environment, make_prompts
 
@@ -55,7 +54,7 @@ def answer(scenario: Scenario, folder: Path) -> Outcome:
 
 def _child(scenario: Scenario, folder: Path, before: Callable[[], None] | None) -> None:
     code = 1
-    os.setpgid(0, 0)
+    lead_group()
     try:
         if scenario.v2:
             _interpret_triton(folder)
@@ -77,14 +76,6 @@ def _interpret_triton(folder: Path) -> None:
     enable()
 
 
-def _end_group(leader: int | None) -> None:
-    """End what is left of a scenario: cores and workers outlive a child that exits at once."""
-    if leader is None:
-        return
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(leader, signal.SIGKILL)
-
-
 def run_forked(
     scenario: Scenario, *, before: Callable[[], None] | None = None, timeout_s: float = 900
 ) -> Outcome:
@@ -104,12 +95,10 @@ def run_forked(
         start: Any = multiprocessing.get_context("spawn" if scenario.v2 else "fork")
         process = start.Process(target=_child, args=(scenario, folder, before))
         process.start()
-        try:
+        with ends_with_us(process.pid):
             process.join(timeout_s)
             if process.is_alive():
                 raise RuntimeError(f"the engine gave no answer in {timeout_s} s: {scenario}")
-        finally:
-            _end_group(process.pid)
         if process.exitcode != 0:
             error = folder / "error.txt"
             text = error.read_text() if error.exists() else f"exit code {process.exitcode}"
