@@ -151,7 +151,7 @@ def vllm_slow(session: nox.Session) -> None:
 def serve_demo(session: nox.Session) -> None:
     """`dsacp serve-demo` in real vLLM; arguments after `--` go to it."""
     support.install(session, *support.PACKAGES, extra=support.VLLM)
-    session.run("python", "-m", "dsacp.vllm.demo", *session.posargs, env=support.ONE_THREAD)
+    session.run("dsacp", "serve-demo", *session.posargs, env=support.ONE_THREAD)
 
 
 # Stays the last session of the file: sessions run in this order.

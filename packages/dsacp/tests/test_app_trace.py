@@ -1,7 +1,9 @@
-from importlib import resources
+from dataclasses import replace
 
 import pytest
 
+from dsacp.app.session import run_replay
+from dsacp.app.settings import ReplayConfig, resolve
 from dsacp.app.synthetic import synthetic_trace
 from dsacp.app.trace import TraceError, TraceRequest, dump_trace, load_trace
 
@@ -72,9 +74,29 @@ def test_missing_and_empty_files_are_trace_errors(tmp_path):
         load_trace(write(tmp_path, CSV))
 
 
-def test_packaged_trace_is_what_the_generator_writes():
-    packaged = (resources.files("dsacp.app") / "data" / "default.jsonl").read_text()
-    assert packaged == dump_trace(synthetic_trace())
+def test_packaged_trace_joins_and_leaves_and_is_chunked():
+    """Recorded from the engine, so that only its use as the default can be checked."""
     trace = load_trace(None)
-    assert trace == synthetic_trace()
-    assert max(request.input_length for request in trace) > 128
+    assert 20 <= len(trace) <= 100
+    assert trace[0].arrival_ms == 0
+    assert trace[-1].arrival_ms > 20 * ReplayConfig().step_ms
+    chunk = resolve(ReplayConfig(), trace).max_num_batched_tokens
+    assert max(request.input_length for request in trace) > 2 * chunk
+    assert min(request.input_length for request in trace) < 16
+    assert len({request.output_length for request in trace}) > 10
+
+
+def test_packaged_trace_runs_by_graph_for_the_most_part():
+    config = ReplayConfig(drafter="none", max_num_seqs=6, max_num_batched_tokens=64, workers=1)
+    result = run_replay(replace(config, tp=1), load_trace(None), lambda *_: None)
+    assert result.ok
+    captured = sum(count for size, count in result.buckets.items() if size)
+    assert captured > 0.6 * result.steps
+    assert all(result.buckets[size] > 0 for size in (4, 8, 16, 32))
+    assert all(result.accepted[position] > 0 for position in (1, 2, 3))
+
+
+def test_synthetic_traces_are_seeded_and_read_back(tmp_path):
+    path = write(tmp_path, dump_trace(synthetic_trace(9, seed=2)))
+    assert load_trace(path) == synthetic_trace(9, seed=2)
+    assert synthetic_trace(9, seed=3) != synthetic_trace(9, seed=2)

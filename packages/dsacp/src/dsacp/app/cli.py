@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from dsacp.app.demo import serve_demo
 from dsacp.app.settings import ReplayConfig
 from dsacp.app.trace import load_trace
 from dsacp.core import DsacpError
@@ -20,6 +21,10 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command("serve-demo", context_settings=_PASSED_ON, add_help_option=False)(serve_demo)
 
 
 @app.callback()
@@ -40,7 +45,7 @@ def _sizes(text: str | None) -> tuple[int, ...] | None:
 def replay(
     trace: Annotated[
         Path | None,
-        typer.Option(help="Azure CSV or JSON lines; a small packaged trace by default."),
+        typer.Option(help="Azure CSV or JSON lines; by default one recorded from vLLM."),
     ] = None,
     requests: Annotated[int | None, typer.Option(help="Requests to take from the trace.")] = None,
     step_ms: Annotated[

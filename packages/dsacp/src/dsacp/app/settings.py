@@ -114,8 +114,9 @@ class Limits:
 def resolve(config: ReplayConfig, trace: Sequence[TraceRequest]) -> Limits:
     """Fill in what the configuration left open.
 
-    ``max_model_len`` leaves room for the longest request and its drafts. The KV caches hold a
-    quarter of what ``max_num_seqs`` longest requests would fill, and two of them at least.
+    ``max_model_len`` leaves room for the longest request and its drafts. The KV caches hold half
+    of what ``max_num_seqs`` longest requests would fill, and two of them at least: a mixed trace
+    seldom preempts, so that most of its steps run by graph.
     """
     model = config.drafter == "mtp"
     seqs = config.max_num_seqs or (6 if model else 64)
@@ -123,7 +124,7 @@ def resolve(config: ReplayConfig, trace: Sequence[TraceRequest]) -> Limits:
     budget = config.max_num_batched_tokens or max(64 if model else 2048, query_len)
     longest = max(request.input_length + request.output_length for request in trace)
     model_len = config.max_model_len or round_up(longest + 2 * query_len, 64)
-    kv_tokens = config.kv_tokens or max(2 * model_len, seqs * model_len // 4)
+    kv_tokens = config.kv_tokens or max(2 * model_len, seqs * model_len // 2)
     given = config.capture_sizes
     sizes = default_captures(seqs, query_len) if given is None else given
     aligned = align_capture_sizes(sizes, config.draft_tokens, config.tp)

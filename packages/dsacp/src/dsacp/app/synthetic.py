@@ -1,6 +1,6 @@
-"""Seeded traces of our own making; the packaged default is ``synthetic_trace(24, seed=7)``.
+"""Seeded traces of our own making, of any length; short ones serve the tests.
 
-Run ``python -m dsacp.app.synthetic > default.jsonl`` to write it again.
+Run ``python -m dsacp.app.synthetic > trace.jsonl`` to write one.
 """
 
 import random

@@ -14,7 +14,8 @@ from dsacp.core import DsacpError
 
 CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 JSON_KEYS = ("timestamp", "input_length", "output_length")
-DEFAULT_TRACE = "default.jsonl"
+DEFAULT_TRACE = "recorded.jsonl"
+"""Requests as vLLM's scheduler saw them: ``python -m dsacp.vllm.record FILE`` wrote it."""
 
 T = TypeVar("T")
 
