@@ -1,4 +1,4 @@
-"""DSpark's block (spec ascend 6), the indexer's plan without host syncs, runner v2's call shape."""
+"""DSpark's block (spec ascend 6), and the indexer's plan without host syncs."""
 
 import random
 from typing import Any
@@ -7,7 +7,6 @@ import pytest
 import torch
 from ascend_double import HostDouble, install
 from ascend_double.batches import BLOCK, Batch, common_metadata
-from ascend_double.compare import Parity
 from ascend_double.host import HEADS, WINDOW
 from ascend_double.ops import CALLS, CORES, NAMES
 
@@ -109,18 +108,6 @@ def test_indexer_quant_modes_are_the_hosts_own(monkeypatch: pytest.MonkeyPatch) 
     (call,) = [arguments for name, arguments in CALLS if name == NAMES[2]]
     assert (call["query_quant_mode"], call["key_quant_mode"]) == (3, 2)
     assert stock_plan is not plan
-
-
-def test_runner_v2_passes_no_dictionary() -> None:
-    """Spec ascend 3.4: upstream's builder asserts, ours needs none."""
-    double = HostDouble(3, 4, 1)
-    stock, ours = classes()
-    with pytest.raises(AssertionError):
-        target(double.builder(stock), double)
-    left = target(double.builder(stock), double, common_ratio_to_sas_metadata={})
-    parity = Parity(double)
-    parity.padded_tokens = 16
-    parity.check(left, target(double.builder(ours), double), 12, 3)
 
 
 def test_groups_of_one_step_share_a_plan() -> None:

@@ -20,6 +20,11 @@ BARE_CLASSES = {
         "DeepseekV4MoE",
     ),
     "vllm_ascend.worker.block_table": ("BlockTable", "MultiGroupBlockTable"),
+    # a dataclass whose order of defaults does not fit the vLLM here
+    "vllm_ascend.worker.v2.input_batch": ("AscendInputBuffers", "AscendInputBatch"),
+    # renamed in the vLLM here; only a base class of the speculator whose own methods are run
+    "vllm.v1.worker.gpu.spec_decode.autoregressive": (),
+    "vllm.v1.worker.gpu.spec_decode.autoregressive.speculator": ("AutoRegressiveSpeculator",),
 }
 
 
@@ -31,7 +36,7 @@ class _Replaced(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         target: ModuleType | None = None,  # noqa: ARG002
     ) -> importlib.machinery.ModuleSpec | None:
         if name in BARE_CLASSES:
-            return importlib.machinery.ModuleSpec(name, self)
+            return importlib.machinery.ModuleSpec(name, self, is_package=not BARE_CLASSES[name])
         if name in WITHOUT_INIT:
             found = importlib.machinery.PathFinder.find_spec(name, path)
             assert found is not None, f"{name} is not installed"

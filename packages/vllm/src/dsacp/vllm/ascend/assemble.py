@@ -44,7 +44,7 @@ def assemble(call: Call, table: Tensor, counts: Counts, plans: Plans) -> Any:
         **({} if call.drafting else _compressed(call, counts[1] > 0)),
     }
     whole = {
-        "num_input_tokens": common.num_input_tokens,
+        "num_input_tokens": shape.tokens,
         "num_actual_tokens": common.num_actual_tokens,
         "head_dim": builder.model_config.get_head_size(),
         "num_decodes": counts[0],

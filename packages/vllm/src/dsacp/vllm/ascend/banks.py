@@ -8,11 +8,12 @@ from torch import Tensor
 
 from dsacp.core import BufferRegion
 from dsacp.drafting_cache import Arena, FieldKey, plan_arena
-from dsacp.kernels import LocalMetadata
+from dsacp.kernels import DRAFT_FIELDS, LocalMetadata
 from dsacp.sas_metadata import SAS_METADATA_SIZE
 
 RopeTables = Mapping[str, tuple[Tensor, Tensor]]
 """Cos and sin tables, fp32 [L, rd], by the host's configuration key."""
+_PAIR = ("cos", "sin")
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class BankSize:
         tokens: token rows, a multiple of the tensor-parallel size.
         slot_width: integers of one slot: 2 for (block, offset), 1 for flat slots.
         dspark_width: columns of DSpark's slot indices, 0 for none.
-        table_width: columns of an own block table, 0 to read the host's.
+        table_width: columns of an own block table, 0 to read the host's. Only draft steps of one
+            token a request have one.
     """
 
     rows: int
@@ -32,6 +34,26 @@ class BankSize:
     slot_width: int
     dspark_width: int = 0
     table_width: int = 0
+
+    @property
+    def one_token(self) -> bool:
+        """Whether the bank is that of draft steps with one token a request."""
+        return self.table_width > 0
+
+
+@dataclass(frozen=True)
+class LaunchTables:
+    """Where ``draft_steps`` finds the fields of a one-token bank.
+
+    Attributes:
+        pointers: int64, addresses of the block table and the RoPE tables.
+        layout: int32 [1, 1, 7], word offsets of the fields.
+        rope_layout: int32 [C, 1, 2], word offsets of cos and sin rows.
+    """
+
+    pointers: Tensor
+    layout: Tensor
+    rope_layout: Tensor
 
 
 class Bank:
@@ -71,6 +93,7 @@ class Bank:
             for index, (key, (cos, sin)) in enumerate(tables.items())
         }
         self._clean()
+        self.launch = self._launch_tables(name, step, device) if size.one_token else None
 
     def words(self, field: str) -> Tensor:
         """Return a whole field as int32 [n]."""
@@ -117,9 +140,28 @@ class Bank:
     def _rope_view(self, name: str, step: int, field: str, width: int) -> Tensor:
         return self._rope.view((name, step, field)).view(self.size.tokens, width)
 
+    def _launch_tables(self, name: str, step: int, device: torch.device) -> LaunchTables:
+        table = self.table
+        tables = [table for pair in self.tables.values() for table in pair]
+        pointers = [table.data_ptr(), table.stride(0), table.shape[1]]
+        pointers += [rows.data_ptr() for rows in tables]
+        words = [self._words.plan.offset((name, step, field)) for field in DRAFT_FIELDS]
+        rows = [
+            [self._rope.plan.offset((f"{name}/rope{index}", step, field)) for field in _PAIR]
+            for index in range(len(self.tables))
+        ]
+        return LaunchTables(
+            torch.tensor(pointers, dtype=torch.int64, device=device),
+            torch.tensor([[words]], dtype=torch.int32, device=device),
+            torch.tensor(rows, dtype=torch.int32, device=device).view(-1, 1, 2),
+        )
+
     def _clean(self) -> None:
         for name, view in self._views.items():
-            view.fill_(-1 if name in ("slots", "flat_slots", "dspark") else 0)
+            view.fill_(-1 if name in ("slots", "dspark") else 0)
+        if self.size.one_token:
+            one_by_one = self._views["one_by_one"]
+            torch.arange(one_by_one.numel(), out=one_by_one)
         for cos, sin in self.rope_rows.values():
             cos.fill_(1.0)
             sin.fill_(0.0)
@@ -133,12 +175,13 @@ def _word_fields(size: BankSize) -> list[tuple[str, int]]:
         ("start_pos", size.rows),
         ("positions", size.tokens),
         ("positions64", 2 * size.tokens),
-        ("flat_slots", size.tokens),
         ("slots", size.tokens * size.slot_width),
         ("sas", SAS_METADATA_SIZE),
         ("qli", SAS_METADATA_SIZE),
         ("dspark", size.tokens * size.dspark_width),
         ("table", size.rows * size.table_width),
+        ("one_by_one", size.rows + 1 if size.one_token else 0),
+        ("lengths", size.rows if size.one_token else 0),
     ]
     return [(name, count) for name, count in fields if count]
 
@@ -149,5 +192,5 @@ def _rope_fields(
     return [
         ((f"{name}/rope{index}", step, field), size.tokens * table.shape[1])
         for index, pair in enumerate(tables.values())
-        for field, table in zip(("cos", "sin"), pair, strict=True)
+        for field, table in zip(_PAIR, pair, strict=True)
     ]

@@ -7,14 +7,9 @@ from typing import Any
 from torch import Tensor
 
 from dsacp.vllm.ascend.banks import Bank
-from dsacp.vllm.ascend.fill import (
-    draft_lengths,
-    fill_dspark,
-    fill_rows,
-    fill_table,
-    fill_tokens,
-)
+from dsacp.vllm.ascend.fill import fill_dspark, fill_rows, fill_slots, fill_table, fill_tokens
 from dsacp.vllm.ascend.host import Host
+from dsacp.vllm.ascend.one_token import fill_one_token, lengths_of_positions
 from dsacp.vllm.ascend.plans import plan_attention, plan_indexer
 from dsacp.vllm.ascend.roles import FIRST
 from dsacp.vllm.ascend.shapes import Shape
@@ -33,8 +28,10 @@ class Call:
         shape: rows and tokens.
         common: the host's common attention metadata.
         block_size: slots of a page.
-        shared: the step's dictionary, empty where the runner passes none (runner v2).
+        shared: the step's dictionary, empty where the runner passes none.
         attn_state: the host's attention state.
+        runner_v2: whether runner v2 calls; its lengths of draft steps are true, and padding shows
+            in them alone.
     """
 
     stock: type[Any]
@@ -47,6 +44,7 @@ class Call:
     block_size: int
     shared: MutableMapping[str, Any]
     attn_state: Any
+    runner_v2: bool = False
 
     @property
     def drafting(self) -> bool:
@@ -76,24 +74,33 @@ class Plans:
     window_left: int | None
 
 
+def count_kinds(call: Call) -> tuple[int, int, int, int]:
+    """Return decodes, prefills and their tokens, from integers of the host."""
+    common = call.common
+    if call.runner_v2 and call.bank.size.one_token:
+        return common.num_reqs, 0, common.num_actual_tokens, 0
+    # runner v2 does not say who prefills: then the query length alone decides
+    unknown = getattr(common, "is_prefilling", None) is None
+    return call.host.split(
+        common,
+        decode_threshold=call.builder.decode_threshold,
+        treat_short_extends_as_decodes=unknown,
+    )
+
+
 def fill(call: Call) -> Tensor:
     """Bring rows and tokens up to date; returns the block table of the call's rows."""
     bank, shape, common = call.bank, call.shape, call.common
-    one_token = call.drafting and not call.block
-    starts, lengths = common.query_start_loc, common.seq_lens
-    if one_token:
-        starts, lengths = draft_lengths(shape, common.positions)
-    fill_rows(bank, shape, starts, lengths, causal=not call.block)
-    fill_tokens(
-        bank,
-        shape,
-        common.positions,
-        common.slot_mapping,
-        call.block_size,
-        call.host.format_slots(),
-    )
-    if one_token:
+    slots = (common.slot_mapping, call.block_size, call.host.format_slots())
+    if bank.size.one_token:
+        starts, lengths = common.query_start_loc, common.seq_lens
+        if not call.runner_v2:
+            starts, lengths = lengths_of_positions(bank, shape, common.positions)
+        fill_one_token(bank, shape, starts, lengths, call.block_size)
+        fill_slots(bank, shape, *slots)
         return fill_table(bank, shape, common.block_table_tensor)
+    fill_rows(bank, shape, common.query_start_loc, common.seq_lens, causal=not call.block)
+    fill_tokens(bank, shape, common.positions, *slots)
     table: Tensor = common.block_table_tensor[: shape.rows]
     if shape.real_reqs < shape.rows:
         table[shape.real_reqs :].zero_()

@@ -67,28 +67,24 @@ def fill_tokens(
     real, padded = shape.real_tokens, shape.shard.padded
     target = bank.words("positions")
     target[:real].copy_(positions[:real])
-    target[real:padded].zero_()
+    if real < padded:
+        target[real:padded].zero_()
     bank.positions[:padded].copy_(target[:padded])
-    flat = bank.words("flat_slots")
-    flat[:real].copy_(slots[:real])
-    flat[real:padded].fill_(-1)
-    bank.slots[:padded].copy_(format_slots(flat[:padded], block_size))
+    fill_slots(bank, shape, slots, block_size, format_slots)
     for key, (cos_table, sin_table) in bank.tables.items():
         cos, sin = bank.rope_rows[key]
         rope_gather(target[:padded], cos_table, sin_table, cos[:padded], sin[:padded])
 
 
-def draft_lengths(shape: Shape, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Return starts and lengths of one-token requests, from positions alone.
-
-    The host's own lengths still count rejected tokens (spec ascend 4.3); the position of a real
-    row is one less than the length that its query may see.
-    """
-    starts = torch.arange(shape.rows + 1, dtype=torch.int32, device=positions.device)
-    lengths = torch.zeros(shape.rows, dtype=torch.int32, device=positions.device)
-    real = min(shape.real_reqs, shape.rows)
-    lengths[:real] = positions[:real] + 1
-    return starts, lengths
+def fill_slots(
+    bank: Bank, shape: Shape, slots: Tensor, block_size: int, format_slots: SlotFormat
+) -> None:
+    """Bring the host's flat slots [>= real_tokens] into the device's format; padding gets -1."""
+    real, padded = shape.real_tokens, shape.shard.padded
+    flat = slots[:real]
+    if real < padded:
+        flat = torch.constant_pad_nd(flat, (0, padded - real), -1)
+    bank.slots[:padded].copy_(format_slots(flat, block_size))
 
 
 def fill_table(bank: Bank, shape: Shape, table: Tensor) -> Tensor:
@@ -105,7 +101,8 @@ def fill_table(bank: Bank, shape: Shape, table: Tensor) -> Tensor:
         )
     real = min(shape.real_reqs, shape.rows, table.shape[0])
     own[:real].copy_(table[:real])
-    own[real:].zero_()
+    if real < shape.rows:
+        own[real:].zero_()
     return own
 
 

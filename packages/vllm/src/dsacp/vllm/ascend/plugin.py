@@ -19,6 +19,7 @@ BACKEND_MODULE = "vllm_ascend.attention.dsa_v1"
 BUILDER_MODULE = "vllm_ascend.attention.context_parallel.dsa_cp"
 ROPE_MODULE = "vllm_ascend.ops.rope_dsv4"
 PROPOSER_MODULE = "vllm_ascend.spec_decode.llm_base_proposer"
+SPECULATOR_MODULE = "vllm_ascend.worker.v2.spec_decode.autoregressive.speculator"
 ADVANCE = "attn_update_stack_num_spec_norm"
 """The proposer's step from one draft pass to the next, by which its class is known."""
 
@@ -29,7 +30,14 @@ def register_ascend() -> bool:
         return False
     when_imported(BACKEND_MODULE, _hook_backend)
     when_imported(PROPOSER_MODULE, _hook_proposer)
+    when_imported(SPECULATOR_MODULE, _hook_speculator)
     return True
+
+
+def _hook_speculator(module: ModuleType) -> None:
+    from dsacp.vllm.ascend.runner_v2 import hook_speculator
+
+    hook_speculator(module)
 
 
 def _hook_backend(module: ModuleType) -> None:

@@ -25,6 +25,14 @@ class Shape:
     shard: TokenShard
 
 
+def token_count(common: Any) -> int:
+    """Return the padded tokens of a step.
+
+    Runner v2 leaves ``num_input_tokens`` at 0 and counts padding among the actual tokens.
+    """
+    return int(common.num_input_tokens or common.num_actual_tokens)
+
+
 def first_shape(common: Any, real_reqs: int | None, tp_size: int, tp_rank: int) -> Shape:
     """Return the shape of a step whose query starts and lengths the host has made.
 
@@ -34,7 +42,7 @@ def first_shape(common: Any, real_reqs: int | None, tp_size: int, tp_rank: int) 
         tp_size: ranks that share the tokens.
         tp_rank: this rank.
     """
-    rows, tokens = common.num_reqs, common.num_input_tokens
+    rows, tokens = common.num_reqs, token_count(common)
     real = rows if real_reqs is None else min(real_reqs, rows)
     owned = int(common.query_start_loc_cpu[real])
     return Shape(
@@ -60,6 +68,21 @@ def later_shape(common: Any, tp_size: int, tp_rank: int) -> Shape:
         real_reqs=real,
         tokens=tokens,
         real_tokens=real,
+        shard=TokenShard(tokens, tp_size, tp_rank),
+    )
+
+
+def v2_draft_shape(common: Any, tp_size: int, tp_rank: int) -> Shape:
+    """Return the shape of a draft step of runner v2, which says in lengths alone what is padding.
+
+    No integer here depends on the batch inside a bucket, so a graph may hold the build itself.
+    """
+    tokens = token_count(common)
+    return Shape(
+        rows=common.num_reqs,
+        real_reqs=common.num_reqs,
+        tokens=tokens,
+        real_tokens=tokens,
         shard=TokenShard(tokens, tp_size, tp_rank),
     )
 

@@ -1,0 +1,96 @@
+"""Counts what a build would launch on a device, though everything here lies on the CPU."""
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from torch import Tensor
+
+from dsacp.graph import LaunchCounter
+
+UPSTREAM_LOCAL = 3
+"""Two fills and one Triton kernel; in the double upstream takes its torch path instead."""
+
+
+class DeviceLaunches(LaunchCounter):
+    """Leaves out what upstream computes on its CPU mirrors.
+
+    An op whose tensors all come from a mirror is host work. Factories (``torch.tensor([0])``) are
+    not counted either: a double cannot tell where they would live.
+
+    Args:
+        common: the batch whose CPU mirrors are known.
+
+    Attributes:
+        paused: nothing is counted while it is True.
+        factories: tensors made of host data, by op.
+    """
+
+    def __init__(self, common: Any) -> None:
+        super().__init__()
+        mirrors = (
+            common.query_start_loc_cpu,
+            common.seq_lens_cpu,
+            common._seq_lens_cpu,
+            common.is_prefilling,
+        )
+        self._kept: list[Tensor] = [tensor for tensor in mirrors if tensor is not None]
+        self._host = {_key(tensor) for tensor in self._kept}
+        self.paused = False
+        self.factories: Counter[str] = Counter()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Count an op unless its inputs are the host's."""
+        inputs = [_key(tensor) for tensor in _tensors((args, kwargs))]
+        made = func._schema.name == "aten::lift_fresh" or not inputs
+        if self.paused or made or all(key in self._host for key in inputs):
+            result = func(*args, **(kwargs or {}))
+            if not self.paused:
+                self.factories.update([func._schema.name] if made else ())
+                self._remember(result)
+            return result
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _remember(self, result: Any) -> None:
+        for tensor in _tensors(result):
+            self._kept.append(tensor)  # a freed storage's key could come back for another tensor
+            self._host.add(_key(tensor))
+
+
+def _key(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+
+
+@contextmanager
+def device_launches(common: Any, stock: Any) -> Iterator[DeviceLaunches]:
+    """Count the launches of a build; upstream's local metadata is counted as on its device."""
+    counter = DeviceLaunches(common)
+    original = stock._build_local_token_metadata
+
+    def local(self: Any, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("local_query_start_loc") is not None
+        counter.paused = device
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            counter.paused = False
+            if device:
+                counter.by_name["upstream's local metadata"] += UPSTREAM_LOCAL
+
+    with mock.patch.object(stock, "_build_local_token_metadata", local), counter:
+        yield counter
