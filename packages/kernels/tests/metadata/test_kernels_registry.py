@@ -1,7 +1,5 @@
 """How an implementation is picked, and what registered operators promise to torch."""
 
-import importlib.util
-
 import pytest
 import torch
 
@@ -30,7 +28,7 @@ def test_a_kernel_without_triton_says_so() -> None:
 
 
 def test_triton_that_is_not_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("dsacp.kernels.registry.has_triton", lambda: False)
     kernel = Kernel("k", nothing, "json:dumps")
     assert kernel.select(torch.device("cuda")) is nothing
     with pytest.raises(UnsupportedHostError, match="triton is not installed"):

@@ -20,7 +20,8 @@ GAP = 3
 class DraftCase:
     """One call: real requests first, all lists as long as the batch has requests.
 
-    ``told`` is what num_reqs says where it is not the number of requests.
+    ``told`` is what num_reqs says where it is not the number of requests. A ``rope_gap`` of 4
+    words puts RoPE rows of 8 on 16 bytes.
     """
 
     starts: list[int]
@@ -43,6 +44,7 @@ class DraftCase:
     causal: bool = True
     absent: frozenset[tuple[int, int, str]] = frozenset()
     told: int | None = None
+    rope_gap: int = GAP
 
     @property
     def num_reqs(self) -> int:
@@ -155,8 +157,8 @@ def place(case: DraftCase, tables: list[Tensor]) -> tuple[Tensor, Tensor]:
 
 def place_rope(case: DraftCase, cos: list[Tensor], sin: list[Tensor]) -> tuple[Tensor, Tensor]:
     layout = torch.full((len(case.rope), case.num_banks, 2), -1, dtype=torch.int32)
-    gap = torch.full((GAP,), float("nan"))
-    parts, size = [gap], GAP
+    gap = torch.full((case.rope_gap,), float("nan"))
+    parts, size = [gap], case.rope_gap
     for step in range(len(case.rows)):
         positions = oracle_step(case, step, make_tables(case))[0]["positions"]
         for config, tables in enumerate(zip(cos, sin, strict=True)):
@@ -166,7 +168,7 @@ def place_rope(case: DraftCase, cos: list[Tensor], sin: list[Tensor]) -> tuple[T
                     last = table.shape[0] - 1
                     rows = [table[min(position, last)] for position in positions]
                     parts += [*rows, gap]
-                    size += len(rows) * table.shape[1] + GAP
+                    size += len(rows) * table.shape[1] + case.rope_gap
     return layout, torch.cat(parts)
 
 

@@ -98,9 +98,41 @@ def test_local_metadata(check_local, tp: int, rank: int, causal: bool) -> None:
     check_local(IMPL, list(range(301)), [5] * 300, TokenShard(300, tp, rank), causal, DEVICE)
 
 
-@pytest.mark.parametrize("tiles", ["CUDA_TILES", "OTHER_TILES"])
-def test_tiles_of_every_device(check_draft, monkeypatch: pytest.MonkeyPatch, tiles: str) -> None:
-    launcher = importlib.import_module("dsacp.kernels.draft_steps.triton_plan")
-    for name in ("CUDA_TILES", "OTHER_TILES"):
-        monkeypatch.setattr(launcher, name, getattr(launcher, tiles))
-    check_draft(IMPL, device=DEVICE, block_sizes=(16, 64), table_widths=(40, 9), tp=5, rank=3)
+TILES = ["CUDA_TILES", "LARGE_CUDA_TILES", "OTHER_TILES"]
+
+
+@pytest.fixture(params=TILES)
+def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """Every device cuts its programs in one of these ways."""
+    plan = importlib.import_module("dsacp.kernels.draft_steps.triton_plan")
+    chosen = getattr(plan, request.param)
+    for name in TILES:
+        monkeypatch.setattr(plan, name, chosen)
+    plan.plan_launches.cache_clear()
+    yield
+    plan.plan_launches.cache_clear()
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize(("dim", "gap"), [(8, 3), (8, 4), (6, 4)])
+def test_tiles_of_every_device(check_draft, dim: int, gap: int) -> None:
+    """Rows on 16 bytes, rows beside them, and rows that alternate."""
+    changes = {"block_sizes": (16, 64), "table_widths": (40, 9), "rope": ((300, dim),)}
+    check_draft(IMPL, device=DEVICE, tp=5, rank=3, rope_gap=gap, **changes)
+
+
+@pytest.mark.usefixtures("tiles")
+def test_requests_are_found_in_any_tiles(check_draft) -> None:
+    """Requests without tokens in runs, before the first and after the last token."""
+    queries = [0, 0, 5, *[0] * 300, 1, 2, *[index % 2 for index in range(90)], 7, 0, 0]
+    starts = [sum(queries[:index]) for index in range(len(queries) + 1)]
+    check_draft(
+        IMPL,
+        device=DEVICE,
+        starts=starts,
+        lens=[query and query + index for index, query in enumerate(queries)],
+        rejected=[0] * len(queries),
+        rows=[403, 8],
+        tokens=[70, 8],
+        rope=((600, 4),),
+    )

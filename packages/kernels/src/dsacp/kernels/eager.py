@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+PLAIN = frozenset({Tensor, Parameter, int, bool, float, str, type(None)})
+
 
 def is_watched() -> bool:
     """Tell whether operators must be seen: by a mode (tapes, counters, tracers) or a compiler."""
@@ -17,12 +19,11 @@ def is_watched() -> bool:
 
 
 def are_plain(values: Iterable[object]) -> bool:
-    """Tell whether no value, or item of a list, is a tensor subclass: fake, wrapped or foreign."""
+    """Tell whether no value, or item of a list, is a tensor subclass, a symbol or unknown."""
     for value in values:
-        if isinstance(value, Tensor):
-            if type(value) not in (Tensor, Parameter):
-                return False
-        elif isinstance(value, list | tuple) and not are_plain(value):
+        if type(value) in PLAIN:
+            continue
+        if not isinstance(value, list | tuple) or not are_plain(value):
             return False
     return True
 

@@ -37,7 +37,7 @@ class Kernel:
         """
         if impl == "reference" or (impl == "auto" and device.type == "cpu"):
             return self.reference
-        if self.triton is not None and importlib.util.find_spec("triton") is not None:
+        if self.triton is not None and has_triton():
             return _load(self.triton)
         if impl == "triton":
             reason = "it has none" if self.triton is None else "the module triton is not installed"
@@ -72,6 +72,12 @@ class Kernel:
             return launch
 
         return bound_call(call, bind)
+
+
+@cache
+def has_triton() -> bool:
+    """Tell whether a module named triton is installed."""
+    return importlib.util.find_spec("triton") is not None
 
 
 @cache

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from dsacp.kernels.draft_steps.triton_locate import first_rows, first_tokens, given_rows, later_rows
 from dsacp.kernels.local_metadata.triton import clip, visible_length
-from dsacp.kernels.rope_gather.triton import load_rows, store_rows
+from dsacp.kernels.rope_gather.triton import as_floats, copy_pairs, load_rows, store_rows
 from dsacp.kernels.slot_mapping.triton import find_slots
 
 
@@ -39,6 +39,7 @@ def group_block(
     SATURATE: tl.constexpr,
     REPEAT: tl.constexpr,
     CAUSAL: tl.constexpr,
+    CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Write the rows and the tokens of one block of one group's step.
@@ -66,6 +67,7 @@ def group_block(
             max_model_len,
             SATURATE,
             CAUSAL,
+            CHUNK,
             BLOCK,
         )
         begin, end, length = first_rows(
@@ -137,11 +139,12 @@ def table_block(
     CAUSAL: tl.constexpr,
     ROTARY: tl.constexpr,
     BLOCK_ROTARY: tl.constexpr,
+    VECTOR: tl.constexpr,
+    CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Copy the RoPE rows of one block of tokens."""
-    cos = tl.load(pointer).to(tl.pointer_type(tl.float32))
-    sin = tl.load(pointer + 1).to(tl.pointer_type(tl.float32))
+    cos, sin = tl.load(pointer), tl.load(pointer + 1)
     at_cos, at_sin = tl.load(rope_layout), tl.load(rope_layout + 1)
     token = block * BLOCK + tl.arange(0, BLOCK)
     if step == 0:
@@ -156,6 +159,7 @@ def table_block(
             max_model_len,
             SATURATE,
             CAUSAL,
+            CHUNK,
             BLOCK,
         )
         count = padded
@@ -177,7 +181,14 @@ def table_block(
     position = tl.minimum(position, limit - 1)
     is_token = token < count
     has_cos, has_sin = is_token & (at_cos >= 0), is_token & (at_sin >= 0)
-    cos_rows = load_rows(cos, position, has_cos, ROTARY, BLOCK_ROTARY)
-    sin_rows = load_rows(sin, position, has_sin, ROTARY, BLOCK_ROTARY)
-    store_rows(rope_bank + at_cos.to(tl.int64), token, cos_rows, has_cos, ROTARY, BLOCK_ROTARY)
-    store_rows(rope_bank + at_sin.to(tl.int64), token, sin_rows, has_sin, ROTARY, BLOCK_ROTARY)
+    cos_out, sin_out = rope_bank + at_cos.to(tl.int64), rope_bank + at_sin.to(tl.int64)
+    if VECTOR:
+        cos_to, sin_to = cos_out.to(tl.int64), sin_out.to(tl.int64)
+        copy_pairs(
+            cos, sin, cos_to, sin_to, position, token, has_cos, has_sin, ROTARY, BLOCK_ROTARY
+        )
+    else:
+        cos_rows = load_rows(as_floats(cos), position, has_cos, ROTARY, BLOCK_ROTARY)
+        sin_rows = load_rows(as_floats(sin), position, has_sin, ROTARY, BLOCK_ROTARY)
+        store_rows(cos_out, token, cos_rows, has_cos, ROTARY, BLOCK_ROTARY)
+        store_rows(sin_out, token, sin_rows, has_sin, ROTARY, BLOCK_ROTARY)

@@ -85,6 +85,8 @@ def draft_steps_kernel(
     CAUSAL: tl.constexpr,
     ROTARY: tl.constexpr,
     BLOCK_ROTARY: tl.constexpr,
+    VECTOR: tl.constexpr,
+    CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     ROPE_BLOCK: tl.constexpr,
 ):
@@ -99,7 +101,8 @@ def draft_steps_kernel(
     first_blocks = first_steps * tl.cdiv(tl.maximum(rows + 1, padded), BLOCK)
     later_blocks = tl.cdiv(tl.maximum(later_count + 1, later_padded), BLOCK)
     per_group = first_blocks + later_steps * later_blocks
-    index = tl.program_id(0)
+    # RoPE rows first: they move most of the bytes, and the fields' latency hides behind them.
+    index = tl.num_programs(0) - 1 - tl.program_id(0)
     if index < groups * per_group:
         group = index // per_group
         step, block = _step_and_block(index % per_group, first_blocks, later_blocks, ahead)
@@ -126,6 +129,7 @@ def draft_steps_kernel(
             SATURATE,
             REPEAT,
             CAUSAL,
+            CHUNK,
             BLOCK,
         )
     else:
@@ -157,5 +161,7 @@ def draft_steps_kernel(
             CAUSAL,
             ROTARY,
             BLOCK_ROTARY,
+            VECTOR,
+            CHUNK,
             ROPE_BLOCK,
         )

@@ -7,17 +7,16 @@ comparisons, where a binary search is a chain of dependent loads (and scalar cod
 import triton
 import triton.language as tl
 
-CHUNK = tl.constexpr(256)
 SAMPLES = tl.constexpr(256)
 NEVER = tl.constexpr(0x7FFFFFFF)
 
-MAX_REQUESTS = 256 * 256
-"""What two levels of CHUNK and SAMPLES can search."""
-
 
 @triton.jit
-def _find_requests(query_start_loc, token, first, last, real, rows):
-    """Return how many real requests end at or before each token of ``[first, last]``."""
+def _find_requests(query_start_loc, token, first, last, real, rows, CHUNK: tl.constexpr):
+    """Return how many real requests end at or before each token of ``[first, last]``.
+
+    Small chunks compare less, and from ``CHUNK`` rows on cost a look at the chunks' own ends.
+    """
     low = 0
     high = 0
     if rows > CHUNK:
@@ -64,11 +63,12 @@ def first_tokens(
     max_model_len,
     SATURATE: tl.constexpr,
     CAUSAL: tl.constexpr,
+    CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Return position, cache position (-1 without) and request of the first step's tokens."""
     last = first + BLOCK - 1
-    request = _find_requests(query_start_loc, token, first, last, real, rows)
+    request = _find_requests(query_start_loc, token, first, last, real, rows, CHUNK)
     owned = request < real
     begin = tl.load(query_start_loc + request, mask=owned, other=0)
     end = tl.load(query_start_loc + 1 + request, mask=owned, other=0)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, zip_longest
+from typing import NamedTuple
 
 import torch
 import triton
@@ -13,14 +14,39 @@ from dsacp.core import CapacityError, round_up
 from dsacp.kernels.direct import launcher
 from dsacp.kernels.draft_steps.numbers import StepNumbers
 from dsacp.kernels.draft_steps.triton_kernel import draft_steps_kernel
-from dsacp.kernels.draft_steps.triton_locate import MAX_REQUESTS
+from dsacp.kernels.draft_steps.triton_locate import SAMPLES
 from dsacp.kernels.slot_mapping.triton import block_divisor
 
 CACHED_CALLS = 1024
 TABLES_PER_LAUNCH = 4
-CUDA_TILES = (8, 4, 1)
-OTHER_TILES = (32, 16, 4)
-"""Rows, RoPE rows and warps of a program. Measured on an H200; an NPU has few, wide cores."""
+CHUNKS = int(SAMPLES.value)
+
+
+class Tiles(NamedTuple):
+    """How a launch is cut into programs.
+
+    Attributes:
+        rows: rows and tokens of a program that writes fields.
+        rope_rows: tokens of a program that copies RoPE rows.
+        warps: warps of either.
+        vector: whether RoPE rows may move 16 bytes an access.
+        chunk: requests that a token is compared with at once; the search covers CHUNKS of them.
+    """
+
+    rows: int
+    rope_rows: int
+    warps: int
+    vector: bool = False
+    chunk: int = 256
+
+
+CUDA_TILES = Tiles(8, 4, 1, vector=True)
+LARGE_CUDA_TILES = Tiles(32, 8, 1, vector=True, chunk=64)
+OTHER_TILES = Tiles(32, 16, 4)
+"""Measured on an H200; an NPU has few, wide cores."""
+MAX_REQUESTS = CHUNKS * CUDA_TILES.chunk
+LARGE = 2048
+"""First-step tokens from which a batch counts as large: fewer programs then beat more of them."""
 POINTERS: tuple[torch.dtype, ...] = (
     *(torch.int32, torch.int32, torch.int32, torch.int32),
     *(torch.int64, torch.int32, torch.int32, torch.float32, torch.int32),
@@ -85,7 +111,8 @@ def _launch(
     run: tuple[int, int, int, int],
 ) -> Launch:
     first, ahead, steps, count = run
-    block, rope_block, warps = OTHER_TILES if device is None else CUDA_TILES
+    tiles = _tiles(device, call.row_counts[0], call.token_counts[0])
+    block, rope_block = tiles.rows, tiles.rope_rows
     rows, tokens, bits = call.row_counts[0], call.token_counts[0], _size_bits(call)
     padded, later_padded = round_up(tokens, call.tp_size), round_up(count, call.tp_size)
     blocks = first * triton.cdiv(max(rows + 1, padded), block)
@@ -111,13 +138,22 @@ def _launch(
         "CAUSAL": call.causal,
         "ROTARY": rotary,
         "BLOCK_ROTARY": triton.next_power_of_2(rotary),
+        "VECTOR": tiles.vector,
+        "CHUNK": tiles.chunk,
         "BLOCK": block,
         "ROPE_BLOCK": rope_block,
     }
     grid = (len(group) * blocks + len(table) * rope_blocks, 1, 1)
     sample: tuple[torch.dtype | int, ...] = (*POINTERS, *integers)
-    launch = launcher(draft_steps_kernel, grid, device, sample, constants, warps)
+    launch = launcher(draft_steps_kernel, grid, device, sample, constants, tiles.warps)
     return Launch(launch, group.start, table.start, integers)
+
+
+def _tiles(device: int | None, rows: int, tokens: int) -> Tiles:
+    if device is None:
+        return OTHER_TILES
+    large = tokens >= LARGE and rows <= LARGE_CUDA_TILES.chunk * CHUNKS
+    return LARGE_CUDA_TILES if large else CUDA_TILES
 
 
 POW2_BITS, ANY_BITS = 5, 30

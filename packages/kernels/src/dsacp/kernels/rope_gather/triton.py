@@ -23,6 +23,81 @@ def store_rows(out, row, values, mask, ROTARY: tl.constexpr, BLOCK_ROTARY: tl.co
     tl.store(target, values, mask=mask[:, None] & (column < ROTARY))
 
 
+@triton.jit
+def as_floats(address):
+    """Return an int64 address as a pointer to fp32."""
+    return address.to(tl.pointer_type(tl.float32))
+
+
+@triton.jit
+def _as_aligned_floats(address):
+    return tl.multiple_of(address.to(tl.pointer_type(tl.float32)), 16)
+
+
+@triton.jit
+def _copy_pair(
+    cos,
+    sin,
+    cos_out,
+    sin_out,
+    position,
+    row,
+    has_cos,
+    has_sin,
+    ROTARY: tl.constexpr,
+    BLOCK_ROTARY: tl.constexpr,
+):
+    cos_rows = load_rows(cos, position, has_cos, ROTARY, BLOCK_ROTARY)
+    sin_rows = load_rows(sin, position, has_sin, ROTARY, BLOCK_ROTARY)
+    store_rows(cos_out, row, cos_rows, has_cos, ROTARY, BLOCK_ROTARY)
+    store_rows(sin_out, row, sin_rows, has_sin, ROTARY, BLOCK_ROTARY)
+
+
+@triton.jit
+def copy_pairs(
+    cos,
+    sin,
+    cos_out,
+    sin_out,
+    position,
+    row,
+    has_cos,
+    has_sin,
+    ROTARY: tl.constexpr,
+    BLOCK_ROTARY: tl.constexpr,
+):
+    """Copy table rows between addresses, 16 bytes an access where the addresses allow it.
+
+    The casts stand in the branches: what is said of a pointer's alignment holds wherever it goes.
+    """
+    if ((cos | sin | cos_out | sin_out) & 15) == 0:
+        _copy_pair(
+            _as_aligned_floats(cos),
+            _as_aligned_floats(sin),
+            _as_aligned_floats(cos_out),
+            _as_aligned_floats(sin_out),
+            position,
+            row,
+            has_cos,
+            has_sin,
+            ROTARY,
+            BLOCK_ROTARY,
+        )
+    else:
+        _copy_pair(
+            as_floats(cos),
+            as_floats(sin),
+            as_floats(cos_out),
+            as_floats(sin_out),
+            position,
+            row,
+            has_cos,
+            has_sin,
+            ROTARY,
+            BLOCK_ROTARY,
+        )
+
+
 @triton.jit(do_not_specialize=["positions", "cos", "sin", "out_cos", "out_sin", "length", "count"])
 def _rope_gather_kernel(
     positions,
