@@ -11,7 +11,12 @@ from dsacp.app import doctor_host
 from dsacp.app.cli import app
 from dsacp.app.doctor import exit_code
 from dsacp.app.doctor_host import Finding, host_findings
-from dsacp.app.doctor_serving import Serving, serving_findings
+from dsacp.app.doctor_memory import builder_bytes
+from dsacp.app.doctor_serving import Serving, bounds, serving_findings
+from dsacp.core import TokenShard
+from dsacp.drafting_cache import DraftMetadataBuilder, GroupSpec
+from dsacp.rope_proxy import RopeConfig, RopeRegistry
+from dsacp.sas_metadata import SasSpec
 
 
 def serving(**changes: Any) -> Serving:
@@ -81,6 +86,32 @@ def test_flashcomm_is_asked_for_on_ascend_only() -> None:
     assert "FLASHCOMM1" in texts(host_findings(packages, {}), "problem")
     assert texts(host_findings(packages, {doctor_host.FLASHCOMM: "1"}), "problem") == ""
     assert texts(host_findings({}, {}), "problem") == ""
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"tp": 3, "draft_tokens": 5, "max_num_seqs": 40}, {"model": {"compress_rope_theta": 16e4}},
+])  # fmt: skip
+def test_memory_of_our_builder_is_what_it_allocates(changes: dict[str, Any]) -> None:
+    config = serving(**changes)
+    capacity = bounds(config, config.usable)
+    rope = RopeRegistry()
+    for index in range(2 if config.model else 1):
+        rope.register(f"layer.{index}", RopeConfig(64, 4096, 1e4 + index))
+    builder = DraftMetadataBuilder(
+        capacity,
+        [GroupSpec("window", 128, sas=SasSpec(num_heads=64))],
+        rope,
+        TokenShard(0, config.tp, 0),
+        max_model_len=4096,
+    )
+    held = {storage.untyped_storage().data_ptr(): storage for storage in builder.storages()}
+    bytes_held = sum(storage.untyped_storage().nbytes() for storage in held.values())
+    assert builder_bytes(capacity, config.model) == bytes_held > 0
+
+
+def test_memory_says_what_it_leaves_out() -> None:
+    assert "block tables not counted" in texts(serving_findings(serving(max_model_len=None)), "ok")
+    assert "not counted" not in texts(serving_findings(serving()), "ok")
 
 
 @pytest.mark.parametrize(("level", "strict", "code"), [

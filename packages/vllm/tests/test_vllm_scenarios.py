@@ -62,6 +62,7 @@ def test_calls_and_violations_are_summed_over_instances() -> None:
     broken = {**REPORT, "violations": ["moved"]}
     both = outcome([[1]], reports=[REPORT, broken])
     assert both.calls() == {"build[0]": 4, "build_for_drafting[1]": 6}
+    assert both.guarded() == {"builds": 10, "addresses": 120, "padding_rows": 2}
     assert both.violations == ["moved"]
 
 

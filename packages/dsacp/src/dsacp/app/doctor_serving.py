@@ -9,9 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from dsacp.app.doctor_host import Finding
-from dsacp.core import CapacityError, DraftCapacity, LayoutError, round_up
-
-PLAN_WORDS = 1024
+from dsacp.app.doctor_memory import memory_findings
+from dsacp.core import (
+    CapacityError,
+    DraftCapacity,
+    LayoutError,
+    align_capture_sizes,
+    round_up,
+)
 
 
 @dataclass(frozen=True)
@@ -74,16 +79,10 @@ def serving_findings(serving: Serving) -> list[Finding]:
 
 def _capacity(serving: Serving) -> Iterator[Finding]:
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # each size is reported below, with its reason
-            capacity = DraftCapacity.from_config(
-                serving.max_num_seqs,
-                serving.max_num_batched_tokens,
-                serving.draft_tokens,
-                serving.tp,
-                serving.usable,
-                layout="tokens",
-            )
+        capacity = bounds(serving, serving.usable)
+        # vllm-ascend pads to every size that it is given, on the grid or not
+        padded = align_capture_sizes(serving.capture_sizes, serving.draft_tokens, serving.tp)
+        on_ascend = bounds(serving, padded)
     except (CapacityError, LayoutError) as error:
         yield Finding("problem", str(error))
         return
@@ -92,7 +91,7 @@ def _capacity(serving: Serving) -> Iterator[Finding]:
         f"capacity: {capacity.max_reqs} requests and {capacity.max_tokens} tokens in a first "
         f"step, {capacity.max_rows} rows in a later one",
     )
-    yield Finding("ok", f"memory: {_mebibytes(serving, capacity):.1f} MiB a window group and rank")
+    yield from memory_findings(capacity, on_ascend, serving.model, serving.max_model_len)
     if capacity.max_rows > serving.max_num_seqs and serving.usable:
         yield Finding(
             "note",
@@ -102,20 +101,18 @@ def _capacity(serving: Serving) -> Iterator[Finding]:
         )
 
 
-def _mebibytes(serving: Serving, capacity: DraftCapacity) -> float:
-    """Estimate the banks of the target, the drafter's first pass and its later steps."""
-    configs = 2 if serving.model.get("compress_rope_theta") else 1
-    rotary = int(serving.model.get("qk_rope_head_dim", 64))
-    columns = -(-(serving.max_model_len or 0) // 128)
-    first = _words(capacity.max_reqs, capacity.max_tokens, configs * rotary)
-    later = _words(capacity.max_rows, capacity.max_rows, configs * rotary)
-    later += capacity.max_rows * columns
-    return 4 * (2 * first + (serving.draft_tokens - 1) * later) / 2**20
-
-
-def _words(rows: int, tokens: int, rope: int) -> int:
-    # starts, lengths and rejected counts as staged, then local starts, lengths and positions
-    return 6 * rows + 3 + tokens * (6 + 2 * rope) + 2 * PLAN_WORDS
+def bounds(serving: Serving, sizes: tuple[int, ...]) -> DraftCapacity:
+    """Return the buffer bounds of a configuration with these captured token counts."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # each size is reported apart, with its reason
+        return DraftCapacity.from_config(
+            serving.max_num_seqs,
+            max(serving.max_num_batched_tokens, serving.draft_tokens + 1),
+            serving.draft_tokens,
+            serving.tp,
+            sizes,
+            layout="tokens",
+        )
 
 
 def _captures(serving: Serving) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 import os
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,14 @@ class Scenario:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+CROWDED = Scenario(
+    prompts=(5, 70, 150, 33, 17, 64),
+    options={"max_num_seqs": 4, "max_model_len": 176, "max_num_batched_tokens": 176},
+)
+"""Six requests on four places join and leave; the second prompt outgrows the window of 64, the
+third reaches ``max_model_len`` after 26 tokens."""
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What an engine answered.
@@ -72,11 +81,17 @@ class Outcome:
 
     def calls(self) -> dict[str, int]:
         """Sum our builders' calls over processes and instances."""
-        total: dict[str, int] = {}
+        return self._sum("calls")
+
+    def guarded(self) -> dict[str, int]:
+        """Sum what the guard looked at over processes and instances."""
+        return self._sum("guarded")
+
+    def _sum(self, what: str) -> dict[str, int]:
+        total: Counter[str] = Counter()
         for report in self.reports:
-            for name, count in report["calls"].items():
-                total[name] = total.get(name, 0) + count
-        return total
+            total.update(report[what])
+        return dict(total)
 
 
 def environment(scenario: Scenario, reports: Path) -> dict[str, str]:

@@ -137,6 +137,12 @@ class Bank:
         """Return the storages that hold ``regions()``, guard words included."""
         return self._words.storage, self._rope.storage
 
+    @property
+    def nbytes(self) -> int:
+        """Device bytes of the bank, guard words and launch tables included."""
+        tables = () if self.launch is None else vars(self.launch).values()
+        return sum(tensor.nbytes for tensor in (*self.storages(), *tables))
+
     def _rope_view(self, name: str, step: int, field: str, width: int) -> Tensor:
         return self._rope.view((name, step, field)).view(self.size.tokens, width)
 

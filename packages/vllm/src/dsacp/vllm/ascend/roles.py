@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -26,6 +27,38 @@ def persistent_memory(vllm_config: Any) -> AbstractContextManager[Any]:
         CaMemAllocator.sleep_persistent_tag
     )
     return scope
+
+
+def persistent_size(
+    capacity: DraftCapacity,
+    role: int,
+    columns: int,
+    *,
+    slot_width: int,
+    window: int,
+    dspark: bool,
+) -> BankSize:
+    """Return the bounds of the bank that serves a role for the life of the engine.
+
+    Args:
+        capacity: bounds of the serving configuration.
+        role: ``TARGET``, ``FIRST`` or ``FIRST`` + draft index.
+        columns: of a block table.
+        slot_width: integers of one slot in the device's format.
+        window: sliding window.
+        dspark: whether draft index 1 is a whole block.
+    """
+    later = role > FIRST
+    one_token = later and not dspark
+    return BankSize(
+        rows=capacity.max_rows if one_token else capacity.max_reqs,
+        tokens=capacity.max_rows if one_token else capacity.max_tokens,
+        slot_width=slot_width,
+        dspark_width=dspark_index_width(window, capacity.num_draft_tokens)
+        if later and dspark
+        else 0,
+        table_width=columns if one_token else 0,
+    )
 
 
 class Banks:
@@ -92,22 +125,15 @@ class Banks:
             return Bank(self._name, role, size, tables, self._device)
 
     def _bounds(self, role: int, columns: int) -> BankSize:
-        later = role > FIRST and not self._dspark
-        rows = self.capacity.max_rows if later else self.capacity.max_reqs
-        tokens = self.capacity.max_rows if later else self.capacity.max_tokens
-        return self._size(role, rows, tokens, columns)
+        return persistent_size(
+            self.capacity,
+            role,
+            columns,
+            slot_width=self._slot_width,
+            window=self._window,
+            dspark=self._dspark,
+        )
 
     def _exact(self, role: int, shape: Shape, columns: int) -> BankSize:
         tokens = round_up(max(shape.shard.padded, 1), self.capacity.tp_size)
-        return self._size(role, max(shape.rows, 1), tokens, columns)
-
-    def _size(self, role: int, rows: int, tokens: int, columns: int) -> BankSize:
-        blocks = self._dspark and role > FIRST
-        drafts = self.capacity.num_draft_tokens
-        return BankSize(
-            rows=rows,
-            tokens=tokens,
-            slot_width=self._slot_width,
-            dspark_width=dspark_index_width(self._window, drafts) if blocks else 0,
-            table_width=columns if role > FIRST and not self._dspark else 0,
-        )
+        return replace(self._bounds(role, columns), rows=max(shape.rows, 1), tokens=tokens)

@@ -1,0 +1,85 @@
+"""Device bytes of a serving configuration, from the code that allocates, on the meta device."""
+
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from dsacp.app.doctor_host import Finding
+from dsacp.core import DraftCapacity
+from dsacp.drafting_cache import GroupSpec
+from dsacp.drafting_cache.buffers import allocate
+from dsacp.rope_proxy import RopeConfig, RopeRegistry
+from dsacp.sas_metadata import SasSpec
+
+BLOCK_SIZE = 128
+ROTARY_DIM = 64
+GUARD_WORDS = 16
+"""Between fields, as the builders have it by default."""
+
+
+def memory_findings(
+    capacity: DraftCapacity,
+    on_ascend: DraftCapacity,
+    model: Mapping[str, Any],
+    max_model_len: int | None,
+) -> Iterator[Finding]:
+    """Say what the window group of draft layers holds on one rank, by host.
+
+    Args:
+        capacity: bounds of dsacp's own builder.
+        on_ascend: bounds of the builder in vllm-ascend.
+        model: the model's ``config.json``.
+        max_model_len: longest request, None where not said: block tables are then not counted.
+    """
+    tables = "" if max_model_len else ", block tables not counted: give --max-model-len"
+    if importlib.util.find_spec("dsacp.vllm") is None:
+        yield Finding("note", "memory on vllm-ascend: install dsacp-vllm to have it counted")
+    else:
+        drafts, target = ascend_bytes(on_ascend, model, max_model_len)
+        yield Finding(
+            "ok",
+            f"memory on vllm-ascend, a rank: {_kib(drafts)} for the draft layers' group, "
+            f"{_kib(target)} for each other group{tables}",
+        )
+    own = builder_bytes(capacity, model)
+    yield Finding("ok", f"memory of dsacp's own builder, a rank and window group: {_kib(own)}")
+
+
+def ascend_bytes(
+    capacity: DraftCapacity, model: Mapping[str, Any], max_model_len: int | None
+) -> tuple[int, int]:
+    """Return the bytes of the draft layers' group and of a group of the target alone."""
+    memory = importlib.import_module("dsacp.vllm.ascend.memory")
+    columns = max(1, -(-(max_model_len or 0) // BLOCK_SIZE))
+    dims = [_rotary_dim(model)] * _configs(model)
+    drafts: int = memory.group_bytes(
+        capacity, memory.draft_roles(capacity.num_draft_tokens), dims, columns
+    )
+    target: int = memory.group_bytes(capacity, memory.target_roles(), dims, columns)
+    return drafts, target
+
+
+def builder_bytes(capacity: DraftCapacity, model: Mapping[str, Any]) -> int:
+    """Return the bytes of ``DraftMetadataBuilder``'s storages for one window group."""
+    rope = RopeRegistry()
+    for index in range(_configs(model)):
+        rope.register(f"layer.{index}", RopeConfig(_rotary_dim(model), 1, 10000.0 + index))
+    group = GroupSpec("window", BLOCK_SIZE, sas=SasSpec(num_heads=64))
+    steps = capacity.num_draft_tokens
+    buffers = allocate(capacity, [group], rope, steps, torch.device("meta"), GUARD_WORDS)
+    return sum(storage.nbytes for storage in buffers.storages())
+
+
+def _configs(model: Mapping[str, Any]) -> int:
+    return 2 if model.get("compress_rope_theta") else 1
+
+
+def _rotary_dim(model: Mapping[str, Any]) -> int:
+    return int(model.get("qk_rope_head_dim", ROTARY_DIM))
+
+
+def _kib(count: int) -> str:
+    return f"{count / 1024:.1f} KiB" if count < 2**20 else f"{count / 2**20:.1f} MiB"
