@@ -1,5 +1,7 @@
 import math
 import warnings
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -89,10 +91,25 @@ def test_no_captures_means_eager() -> None:
     assert capacity.bucket(16, 4, uniform=True) is None
 
 
-@pytest.mark.parametrize("step", [-1, 3])
-def test_a_step_that_does_not_exist_is_refused(step: int) -> None:
-    with pytest.raises(LayoutError, match=rf"draft step in 0..2, found {step}"):
+@pytest.mark.parametrize("step", [-1, 3, 0.5])
+def test_a_step_that_does_not_exist_is_refused(step: Any) -> None:
+    with pytest.raises(LayoutError, match=rf"draft step in 0..2 as a whole number, found {step}"):
         DraftCapacity.from_config(4, 16, 3, 1, (16,)).rows(step, 16)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "message"),
+    [
+        (13, r"multiples of lcm\(K\+1=4, tp=2\)=4, found 13: use 16"),
+        (0, "a bucket >= 1 as a whole number, found 0"),
+        (-4, "a bucket >= 1 as a whole number, found -4"),
+        (16.0, "a bucket >= 1 as a whole number, found 16.0"),
+    ],
+)
+@pytest.mark.parametrize("step", [0, 1])
+def test_a_bucket_that_no_capture_has_is_refused(step: int, bucket: Any, message: str) -> None:
+    with pytest.raises(LayoutError, match=message):
+        DraftCapacity.from_config(4, 16, 3, 2, (16,)).rows(step, bucket)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +118,40 @@ def test_a_step_that_does_not_exist_is_refused(step: int) -> None:
         ((0, 16, 3, 1), "max_num_seqs >= 1"),
         ((4, 0, 3, 1), "max_num_batched_tokens >= 1"),
         ((4, 16, 0, 1), "num_draft_tokens >= 1"),
-        ((4, 16, 3, 0), "tp_size >= 1"),
+        ((4, 16, 3, 0), "tp_size in 1..64 as a whole number, found 0"),
+        ((4, 16, 3, 65), "tp_size in 1..64 as a whole number, found 65"),
+        ((6.5, 16, 3, 1), "max_num_seqs >= 1 as a whole number, found 6.5"),
+        ((4, 16.0, 3, 1), "max_num_batched_tokens >= 1 as a whole number, found 16.0"),
+        ((4, 16, 3.0, 1), "num_draft_tokens >= 1 as a whole number, found 3.0"),
+        ((4, 16, 3, 1.0), "tp_size in 1..64 as a whole number, found 1.0"),
+        ((2**30, 16, 3, 1), "max_tokens >= 1 as a whole number below 2147483648"),
+        ((4, 16, 3, 1, (16, -4)), "a capture size >= 1 as a whole number, found -4"),
+        ((4, 16, 3, 1, (16, 0)), "a capture size >= 1 as a whole number, found 0"),
+        ((4, 16, 3, 1, (16.0,)), "a capture size >= 1 as a whole number, found 16.0"),
     ],
 )
-def test_a_count_out_of_range_is_refused(values: tuple[int, int, int, int], message: str) -> None:
+def test_a_count_out_of_range_is_refused(values: Any, message: str) -> None:
     with pytest.raises(LayoutError, match=message):
         DraftCapacity.from_config(*values)
+
+
+@pytest.mark.parametrize("changes", [{"tp_size": 65}, {"max_rows": 8.0}, {"capture_sizes": (-4,)}])
+def test_bounds_made_by_hand_are_checked_too(changes: dict[str, Any]) -> None:
+    with pytest.raises(LayoutError, match=r"found (65|8\.0|-4)"):
+        replace(DraftCapacity.from_config(4, 16, 3, 1), **changes)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"), [(([0], 3, 1), 0), (([8.0], 3, 1), 8.0), (([8], 3, 65), 65)]
+)
+def test_own_captures_that_no_engine_has_are_refused(arguments: Any, found: float) -> None:
+    with pytest.raises(LayoutError, match=f"found {found}"):
+        align_capture_sizes(*arguments)
+
+
+def test_integers_of_other_libraries_are_whole_numbers() -> None:
+    numpy = pytest.importorskip("numpy")
+    assert DraftCapacity.from_config(numpy.int64(4), 16, 3, 1).max_reqs == 5
 
 
 def test_a_budget_below_one_request_is_refused_with_both_numbers() -> None:

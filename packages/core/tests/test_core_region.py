@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsacp import core
-from dsacp.core import AliasError, BufferRegion, DsacpError, check_disjoint
+from dsacp.core import AliasError, BufferRegion, DsacpError, LayoutError, check_disjoint
 
 
 def region(address: int, nbytes: int, guard: int = 0, step: int = 0) -> BufferRegion:
@@ -41,6 +41,12 @@ def test_an_empty_region_shares_nothing_and_hides_nothing() -> None:
     check_disjoint([region(0, 32), region(8, 0, step=1)])
     with pytest.raises(AliasError, match="step0.*step2"):
         check_disjoint([region(0, 100), region(10, 0, step=1), region(50, 10, step=2)])
+
+
+@pytest.mark.parametrize("values", [(-4, 8), (4, -8), (4, 8, -4), (4, 8.0)])
+def test_a_region_that_no_storage_has_is_refused(values: tuple[int, ...]) -> None:
+    with pytest.raises(LayoutError, match=r"of swa/step0/seq_lens in 0\.\.\d+ as a whole number"):
+        region(*values)
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,13 +52,20 @@ def test_resize_keeps_the_rank() -> None:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ((-1, 1, 0), "num_tokens >= 0, found -1"),
-        ((4, 0, 0), "rank 0 of 0"),
-        ((4, 4, 4), "rank 4 of 4"),
-        ((4, 4, -1), "rank -1 of 4"),
+        ((-1, 1, 0), "num_tokens >= 0 as a whole number, found -1"),
+        ((4, 0, 0), "tp_size in 1..64 as a whole number, found 0"),
+        ((4, 65, 0), "tp_size in 1..64 as a whole number, found 65"),
+        ((4, 4, 4), "tp_rank of 4 ranks in 0..3 as a whole number, found 4"),
+        ((4, 4, -1), "tp_rank of 4 ranks in 0..3 as a whole number, found -1"),
+        ((7.5, 2, 0), "num_tokens >= 0 as a whole number, found 7.5"),
+        ((4, 2.0, 0), "tp_size in 1..64 as a whole number, found 2.0"),
+        ((4, 2, 0.0), "tp_rank of 2 ranks in 0..1 as a whole number, found 0.0"),
+        ((True, 1, 0), "num_tokens >= 0 as a whole number, found True"),
+        ((2**31, 1, 0), "whole number below 2147483648, found 2147483648"),
+        ((10**500, 1, 0), "found a number of 1661 bits"),
     ],
 )
-def test_a_value_out_of_range_is_refused(values: tuple[int, int, int], message: str) -> None:
+def test_a_value_out_of_range_is_refused(values: Any, message: str) -> None:
     with pytest.raises(LayoutError, match=message):
         TokenShard(*values)
 

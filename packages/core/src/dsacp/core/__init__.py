@@ -1,6 +1,7 @@
 """Token shards, capacities, buckets, buffer regions and errors: plain integers, no torch."""
 
 from dsacp.core.capacity import DraftCapacity, StepLayout, align_capture_sizes
+from dsacp.core.checks import INT32_MAX, MAX_TP_SIZE, check_whole
 from dsacp.core.errors import (
     AliasError,
     CapacityError,
@@ -17,6 +18,8 @@ from dsacp.core.shard import TokenShard, round_up
 
 __all__ = [
     "GUARD_WORD",
+    "INT32_MAX",
+    "MAX_TP_SIZE",
     "AliasError",
     "BufferRegion",
     "CapacityError",
@@ -32,5 +35,6 @@ __all__ = [
     "UnsupportedHostError",
     "align_capture_sizes",
     "check_disjoint",
+    "check_whole",
     "round_up",
 ]

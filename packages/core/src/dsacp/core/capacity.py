@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from dsacp.core.checks import MAX_TP_SIZE, check_whole
 from dsacp.core.errors import CapacityError, LayoutError
 from dsacp.core.shard import round_up
 
@@ -19,7 +20,13 @@ def align_capture_sizes(
     """Round capture sizes of our own up to lcm(K+1, tp), so that each is a whole uniform batch.
 
     A host's sizes are never changed: pass those to ``DraftCapacity.from_config`` as they are.
+
+    Raises:
+        LayoutError: a value is no whole number, or out of its range.
     """
+    sizes = tuple(sizes)
+    _check_drafts(num_draft_tokens, tp_size)
+    _check_sizes(sizes)
     grid = math.lcm(num_draft_tokens + 1, tp_size)
     return tuple(sorted({round_up(size, grid) for size in sizes}))
 
@@ -37,6 +44,9 @@ class DraftCapacity:
         max_rows: request and token rows of steps >= 1, a multiple of ``tp_size``.
         capture_sizes: step-0 token counts that may be captured, ascending.
         layout: whether rows of steps >= 1 are the padded tokens (vLLM-Ascend v1) or requests.
+
+    Raises:
+        LayoutError: a value is no whole number, or out of its range.
     """
 
     max_num_seqs: int
@@ -47,6 +57,12 @@ class DraftCapacity:
     max_rows: int
     capture_sizes: tuple[int, ...]
     layout: StepLayout
+
+    def __post_init__(self) -> None:
+        _check_drafts(self.num_draft_tokens, self.tp_size)
+        for name in ("max_num_seqs", "max_reqs", "max_tokens", "max_rows"):
+            check_whole(name, getattr(self, name), 1, do="lower the counts that it follows from")
+        _check_sizes(self.capture_sizes)
 
     @classmethod
     def from_config(
@@ -63,11 +79,14 @@ class DraftCapacity:
         Off-grid capture sizes are dropped with a warning, never changed.
 
         Raises:
-            LayoutError: a count is not positive, or no capture size is left on the grid.
+            LayoutError: a count or a capture size is no whole number or out of its range, or no
+                capture size is left on the grid.
             CapacityError: the token budget cannot hold one uniform batch of one request.
         """
         _check_counts(max_num_seqs, max_num_batched_tokens, num_draft_tokens, tp_size, layout)
         query_len = num_draft_tokens + 1
+        capture_sizes = tuple(capture_sizes)
+        _check_sizes(capture_sizes)
         sizes = _on_grid(capture_sizes, query_len, tp_size)
         largest = max(sizes, default=0)
         # A capture of 16 tokens is seen as up to 16 one-token requests (spec ascend 4.6).
@@ -98,10 +117,19 @@ class DraftCapacity:
         return self.capture_sizes[index] if index < len(self.capture_sizes) else None
 
     def rows(self, step: int, bucket: int) -> int:
-        """Return the request rows that ``step`` has in ``bucket`` (``bucket`` = step-0 tokens)."""
-        if not 0 <= step < self.num_draft_tokens:
+        """Return the request rows that ``step`` has in ``bucket`` (``bucket`` = step-0 tokens).
+
+        Raises:
+            LayoutError: there is no such step, or the bucket is off the grid of lcm(K+1, tp).
+        """
+        check_whole("a draft step", step, 0, self.num_draft_tokens - 1)
+        check_whole("a bucket", bucket, 1)
+        grid = math.lcm(self.num_draft_tokens + 1, self.tp_size)
+        if bucket % grid:
             raise LayoutError(
-                f"expected a draft step in 0..{self.num_draft_tokens - 1}, found {step}"
+                f"expected a bucket in multiples of lcm(K+1={self.num_draft_tokens + 1}, "
+                f"tp={self.tp_size})={grid}, found {bucket}: use {round_up(bucket, grid)}, or run "
+                "eager"
             )
         requests = bucket // (self.num_draft_tokens + 1)
         if step == 0:
@@ -112,15 +140,9 @@ class DraftCapacity:
 def _check_counts(
     max_num_seqs: int, max_tokens: int, num_draft_tokens: int, tp_size: int, layout: str
 ) -> None:
-    counts = {
-        "max_num_seqs": max_num_seqs,
-        "max_num_batched_tokens": max_tokens,
-        "num_draft_tokens": num_draft_tokens,
-        "tp_size": tp_size,
-    }
-    for name, value in counts.items():
-        if value < 1:
-            raise LayoutError(f"expected {name} >= 1, found {value}")
+    check_whole("max_num_seqs", max_num_seqs, 1)
+    check_whole("max_num_batched_tokens", max_tokens, 1)
+    _check_drafts(num_draft_tokens, tp_size)
     if layout not in ("tokens", "requests"):
         raise LayoutError(f"expected layout 'tokens' or 'requests', found {layout!r}")
     if max_tokens < num_draft_tokens + 1:
@@ -130,10 +152,20 @@ def _check_counts(
         )
 
 
+def _check_drafts(num_draft_tokens: int, tp_size: int) -> None:
+    check_whole("num_draft_tokens", num_draft_tokens, 1)
+    check_whole("tp_size", tp_size, 1, MAX_TP_SIZE)
+
+
+def _check_sizes(sizes: Iterable[int]) -> None:
+    for size in sizes:
+        check_whole("a capture size", size, 1, do="pass token counts, or none to run eager")
+
+
 def _on_grid(sizes: Iterable[int], query_len: int, tp_size: int) -> tuple[int, ...]:
     given = sorted(set(sizes))
     grid = math.lcm(query_len, tp_size)
-    kept = tuple(size for size in given if size > 0 and size % grid == 0)
+    kept = tuple(size for size in given if size % grid == 0)
     dropped = [size for size in given if size not in kept]
     if given and not kept:
         raise LayoutError(

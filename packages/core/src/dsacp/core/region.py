@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
+from dsacp.core.checks import check_whole
 from dsacp.core.errors import AliasError
 
 GUARD_WORD = 0x5AFE_C0DE
@@ -16,6 +17,9 @@ class BufferRegion:
 
     ``guard_bytes`` of ``GUARD_WORD`` follow the region at ``address + nbytes``; the guard of the
     region before it, or the arena's first guard, protects its front.
+
+    Raises:
+        LayoutError: an address or a byte count is no whole number, or negative.
     """
 
     group: str
@@ -24,6 +28,10 @@ class BufferRegion:
     address: int
     nbytes: int
     guard_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("address", "nbytes", "guard_bytes"):
+            check_whole(f"{name} of {self.label}", getattr(self, name), 0, 2**64 - 1)
 
     @property
     def end(self) -> int:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from dsacp.core.errors import LayoutError
+from dsacp.core.checks import MAX_TP_SIZE, check_whole
 
 
 def round_up(value: int, multiple: int) -> int:
@@ -16,11 +16,11 @@ class TokenShard:
 
     Args:
         num_tokens: tokens of the step, real or padded by the host, >= 0.
-        tp_size: ranks that share the tokens, >= 1.
+        tp_size: ranks that share the tokens, 1..64.
         tp_rank: this rank, ``0 <= tp_rank < tp_size``.
 
     Raises:
-        LayoutError: if a value is out of its range.
+        LayoutError: if a value is no whole number, or out of its range.
     """
 
     num_tokens: int
@@ -28,13 +28,15 @@ class TokenShard:
     tp_rank: int
 
     def __post_init__(self) -> None:
-        if self.num_tokens < 0:
-            raise LayoutError(f"expected num_tokens >= 0, found {self.num_tokens}")
-        if self.tp_size < 1 or not 0 <= self.tp_rank < self.tp_size:
-            raise LayoutError(
-                f"expected 0 <= tp_rank < tp_size, found rank {self.tp_rank} of {self.tp_size}: "
-                "pass the rank inside the tensor-parallel group"
-            )
+        check_whole("num_tokens", self.num_tokens, 0)
+        check_whole("tp_size", self.tp_size, 1, MAX_TP_SIZE)
+        check_whole(
+            f"tp_rank of {self.tp_size} ranks",
+            self.tp_rank,
+            0,
+            self.tp_size - 1,
+            "pass the rank inside the tensor-parallel group",
+        )
 
     @property
     def padded(self) -> int:
