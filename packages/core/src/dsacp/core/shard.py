@@ -30,13 +30,8 @@ class TokenShard:
     def __post_init__(self) -> None:
         check_whole("num_tokens", self.num_tokens, 0)
         check_whole("tp_size", self.tp_size, 1, MAX_TP_SIZE)
-        check_whole(
-            f"tp_rank of {self.tp_size} ranks",
-            self.tp_rank,
-            0,
-            self.tp_size - 1,
-            "pass the rank inside the tensor-parallel group",
-        )
+        do = f"rank {self.tp_rank} of {self.tp_size} must be that inside the tensor-parallel group"
+        check_whole("tp_rank", self.tp_rank, 0, self.tp_size - 1, do)
 
     @property
     def padded(self) -> int:
