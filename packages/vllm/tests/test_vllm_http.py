@@ -87,7 +87,7 @@ def server(tmp_path):
             process.wait(60)
 
 
-def test_concurrent_completions_equal_plain_decoding(server, tmp_path) -> None:
+def test_concurrent_completions_equal_plain_decoding(server, tmp_path, figures) -> None:
     prompts = [prompt["prompt_token_ids"] for prompt in make_prompts(SCENARIO, VOCAB)]
 
     def complete(prompt: list[int]) -> list[int]:
@@ -103,4 +103,6 @@ def test_concurrent_completions_equal_plain_decoding(server, tmp_path) -> None:
     assert sum(report["calls"].get("build_for_drafting[2]", 0) for report in reports) > 0
     assert [line for report in reports for line in report["violations"]] == []
     plain = run_forked(replace(SCENARIO, options={"max_model_len": 256}))
+    served = replace(plain, tokens=answers, reports=reports)
+    figures("HTTP, 8 at once, MTP=3 ours", served, plain)
     assert answers == plain.tokens

@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 from ascend_double import HostDouble, install
 from ascend_double.batches import BLOCK, Batch, common_metadata
+from ascend_double.scenario import run
 
 from dsacp.vllm.ascend import plugin
 from dsacp.vllm.ascend.hooks import missing_hooks
 from dsacp.vllm.ascend.plugin import choose, refuse_groups, register_ascend
 from dsacp.vllm.ascend.settings import ascend_blockers
+
+MODULE = plugin.BUILDER_MODULE
 
 
 def stock() -> Any:
@@ -76,6 +79,54 @@ def test_a_new_field_or_parameter_stands_aside(
     assert "Builder.build(self, common_attn_metadata)" in lines[0]
 
 
+BODIES = {
+    "a maximum of its own": "reads amax",
+    "lengths as they are": "no longer reads clone, item, max",
+    "another signature": "_build_qli_metadata(self, query_start_loc)",
+}
+
+
+def changed_plan(kind: str) -> Any:
+    """Return a later version's ``_build_qli_metadata``, made of what today's reads and a change."""
+    kept = stock()._build_qli_metadata.__code__.co_names
+    if kind == "another signature":
+        return eval("lambda self, query_start_loc: None")
+    names = [*kept, "amax"] if kind == "a maximum of its own" else list(kept)
+    if kind == "lengths as they are":
+        names = [name for name in kept if name not in ("clone", "item", "max")]
+    source = ", ".join(f"self.{name}" for name in names)
+    return eval(f"lambda self, query_start_loc, seq_lens, seq_lens_q, num_reqs: ({source})")
+
+
+@pytest.mark.parametrize("kind", BODIES)
+def test_a_changed_plan_method_stands_aside(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Same class, same fields: only what one method asks for, or reads, is new."""
+    modules, name = install(), f"{kind.replace(' ', '')}Builder"
+    changed = type(
+        name, (stock(),), {"_build_qli_metadata": changed_plan(kind), "__module__": MODULE}
+    )
+    monkeypatch.setattr(modules.dsa_cp, "AscendDSACPMetadataBuilder", changed)
+    with caplog.at_level(logging.WARNING, logger="vllm.dsacp"):
+        assert choose(changed) is changed
+        assert choose(changed) is changed
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert BODIES[kind] in line
+    assert name in line
+
+
+def test_quant_modes_of_the_indexer_may_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the host passes as quant modes is passed through, wherever it takes them from."""
+    modules = install()
+    kept = ", ".join(f"self.{name}" for name in stock()._build_qli_metadata.__code__.co_names)
+    arguments = "self, query_start_loc, seq_lens, seq_lens_q, num_reqs"
+    plan = eval(f"lambda {arguments}: ({kept}, self.indexer_quant_mode)")
+    changed = type("Quant", (stock(),), {"_build_qli_metadata": plan, "__module__": MODULE})
+    monkeypatch.setattr(modules.dsa_cp, "AscendDSACPMetadataBuilder", changed)
+    assert choose(changed) is not changed
+
+
 def test_unsupported_neighbours_leave_the_host_alone() -> None:
     config = HostDouble().config
     config.parallel_config.pipeline_parallel_size = 2
@@ -87,14 +138,18 @@ def test_unsupported_neighbours_leave_the_host_alone() -> None:
     assert "'eagle3'" in found
 
 
-def test_two_draft_groups_leave_draft_steps_to_the_host() -> None:
+def test_two_draft_groups_leave_draft_steps_to_the_host(caplog: pytest.LogCaptureFixture) -> None:
     """Spec ascend 4.3: upstream advances positions once a group; vllm-ascend #16980's kind."""
     double = HostDouble(3, 2, 0)
     builders = [double.builder(choose(stock())) for _ in range(2)]
     groups = [SimpleNamespace(metadata_builders=[builder]) for builder in builders]
     refuse_groups(SimpleNamespace(draft_attn_groups=groups[:1], method="mtp"))
     assert builders[0].dsacp_refused is None
-    refuse_groups(SimpleNamespace(draft_attn_groups=groups, method="mtp"))
+    with caplog.at_level(logging.WARNING, logger="vllm.dsacp"):
+        refuse_groups(SimpleNamespace(draft_attn_groups=groups, method="mtp"))
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "dsacp stands aside" in line
+    assert "2 draft attention groups" in line
     assert all("2 draft attention groups" in builder.dsacp_refused for builder in builders)
 
 
@@ -133,3 +188,7 @@ def test_buffers_survive_sleep_mode(monkeypatch: pytest.MonkeyPatch) -> None:
     common = common_metadata(batch, double, random.Random(0))
     builder.build(0, common, num_reqs_actual=2, common_ratio_to_sas_metadata={}, block_size=BLOCK)
     assert tags == ["persistent"]
+    run(builder, double, batch)
+    assert tags == ["persistent"] * 4, "the target's bank and one for each of three steps"
+    run(builder, double, batch)
+    assert len(tags) == 4

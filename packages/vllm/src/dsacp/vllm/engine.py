@@ -58,6 +58,7 @@ def _child(scenario: Scenario, folder: Path, before: Callable[[], None] | None) 
     try:
         if scenario.v2:
             _interpret_triton(folder)
+        _fork_workers()
         if before is not None:
             before()
         (folder / "outcome.json").write_text(json.dumps(asdict(answer(scenario, folder))))
@@ -74,6 +75,28 @@ def _interpret_triton(folder: Path) -> None:
 
     os.environ.update(child_environment(folder / "startup"))
     enable()
+
+
+def _fork_workers() -> None:
+    """Start cores and workers from this process's image: a spawned one imports vLLM again."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    stock = CpuPlatform.check_and_update_config.__func__
+
+    def check_and_update_config(cls: Any, vllm_config: Any) -> None:
+        stock(cls, vllm_config)
+        os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"  # the platform has set spawn
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+
+
+def _wait(process: Any, timeout_s: float) -> None:
+    """Wait for a process itself: ``join`` waits for all that inherited its pipe, cores too."""
+    deadline = time.monotonic() + timeout_s
+    while process.is_alive():
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the engine gave no answer in {timeout_s} s")
+        time.sleep(0.05)
 
 
 def run_forked(
@@ -96,9 +119,7 @@ def run_forked(
         process = start.Process(target=_child, args=(scenario, folder, before))
         process.start()
         with ends_with_us(process.pid):
-            process.join(timeout_s)
-            if process.is_alive():
-                raise RuntimeError(f"the engine gave no answer in {timeout_s} s: {scenario}")
+            _wait(process, timeout_s)
         if process.exitcode != 0:
             error = folder / "error.txt"
             text = error.read_text() if error.exists() else f"exit code {process.exitcode}"

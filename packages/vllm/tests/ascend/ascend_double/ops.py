@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dsacp.kernels import compressor_rows
 from dsacp.sas_metadata import QliSpec, SasSpec, plan_qli, plan_sas
 
 CORES = 24
@@ -20,6 +21,7 @@ NAMES = (
     "npu_sparse_attn_sharedkv_metadata",
     "npu_kv_quant_sparse_attn_sharedkv_metadata",
     "npu_vllm_quant_lightning_indexer_metadata",
+    "compressor_metadata",
 )
 CALLS: list[tuple[str, dict[str, Any]]] = []
 """Every call since a test cleared it: name and arguments."""
@@ -47,6 +49,7 @@ def install_ops() -> torch.library.Library:
         NAMES[0]: answer_sas_a2,
         NAMES[1]: answer_sas_a5,
         NAMES[2]: answer_qli,
+        NAMES[3]: answer_compressor,
     }
     for name, schema in real_schemas().items():
         library.define(schema)
@@ -109,6 +112,39 @@ def answer_qli(
     starts = torch.cat([torch.zeros(1, dtype=torch.int32), ends])
     spec = QliSpec(num_heads=num_heads_q, num_cores=CORES, cmp_ratio=arguments["cmp_ratio"])
     return _with_garbage(plan_qli(spec, starts, lengths), spec.record_size)
+
+
+def answer_compressor(
+    rope_cos: Tensor,
+    rope_sin: Tensor,
+    cu_seqlens: Tensor,
+    start_pos: Tensor,
+    kv_block_table: Tensor,
+    kv_block_size: int,
+    slot_mapping_format: int,
+    compress_ratio: int,
+    num_compressed_tokens: int,
+    num_reqs_actual: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Answer the compressor's op, which attention launches inside the model's forward."""
+    given = {**locals()}
+    CALLS.append((NAMES[3], given))
+    count = num_reqs_actual
+    assert 0 < count < cu_seqlens.numel()
+    assert slot_mapping_format in (1, 2)
+    rows = compressor_rows(
+        cu_seqlens[: count + 1].contiguous(),
+        start_pos[:count].contiguous(),
+        kv_block_table,
+        rope_cos,
+        rope_sin,
+        ratio=compress_ratio,
+        block_size=kv_block_size,
+        num_rows=num_compressed_tokens,
+        slot_format="flat" if slot_mapping_format == 1 else "block_offset",
+    )
+    shape = (num_compressed_tokens, 1, 1, rope_cos.shape[1])
+    return rows.cos.view(shape), rows.sin.view(shape), rows.slot_mapping
 
 
 def _named(name: str, taken: int, rest: Any, given: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from dsacp.vllm.ascend.bodies import changed_bodies
 from dsacp.vllm.settings import Blocker
 
 REMEDY = "use dsacp with vllm-ascend 0.25.1rc1 or 0.26.0rc1, or a dsacp that knows this one"
@@ -68,7 +69,8 @@ def missing_hooks(dsa_cp: Any, rope: Any) -> Iterator[Blocker]:
     if lost:
         yield Blocker(f"{dsa_cp.__name__} without {', '.join(lost)}", REMEDY)
         return
-    yield from _methods(dsa_cp.AscendDSACPMetadataBuilder)
+    unfit = list(_methods(dsa_cp.AscendDSACPMetadataBuilder))
+    yield from unfit or changed_bodies(dsa_cp.AscendDSACPMetadataBuilder, REMEDY)
     yield from _fields(dsa_cp.AscendDSAReqMetadata, REQUEST_FIELDS)
     yield from _fields(dsa_cp.DSACPMetadata, SHARD_FIELDS)
     yield from _fields(dsa_cp.AscendDSAMetadata, STEP_FIELDS)
