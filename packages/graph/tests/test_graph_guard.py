@@ -119,7 +119,8 @@ def test_shared_inputs_belong_to_no_step() -> None:
     guard = GraphGuard([prefixed], [arena])
     guard.watch(steps)
     guard.poison()
-    guard.check_fresh(steps)
+    with pytest.raises(LayoutError, match="regions, found no tensor"):
+        guard.check_fresh(steps)
     assert arena.tolist() == [0] * 4, "inputs are not poisoned"
 
 
@@ -166,9 +167,9 @@ def test_poison_needs_a_dtype_that_shows_it() -> None:
     arena = torch.zeros(4, dtype=torch.int32)
     region = BufferRegion("g", 0, "flags", arena.data_ptr(), 16)
     guard = GraphGuard([region], [arena])
+    guard.poison()
     with pytest.raises(LayoutError, match="bool"):
         guard.check_fresh(arena.view(torch.bool))
-    guard.poison()
     with pytest.raises(StaleAddressError.__mro__[1], match="2 of 2 untouched"):
         guard.check_fresh(arena.view(torch.int64))
 
@@ -180,3 +181,41 @@ def test_addresses_are_named(toy: Any) -> None:
     assert guard.label_of(toy.field("tail", 2, "seq_lens").data_ptr()) == "tail/step2/seq_lens"
     assert guard.label_of(table.data_ptr()) == "bound['table']"
     assert guard.label_of(toy.arena.data_ptr()) is None
+
+
+@pytest.mark.parametrize("method", ["poison", "check_words", "fill_words", "check"])
+def test_without_arenas_nothing_passes_unseen(toy: Any, method: str) -> None:
+    """A guard of regions alone wrote no poison and compared no word, and every check passed."""
+    guard = GraphGuard(toy.regions())
+    guard.watch(toy.refresh())
+    with pytest.raises(
+        LayoutError, match=rf"{method}\(\) needs the arenas of 18 regions.*storages"
+    ):
+        getattr(guard, method)()
+
+
+def test_addresses_alone_can_be_checked(toy: Any) -> None:
+    guard = GraphGuard(toy.regions())
+    with pytest.raises(LayoutError, match="nothing watched"):
+        guard.check_addresses()
+    built = toy.refresh()
+    guard.watch(built)
+    guard.check_addresses(built)
+    with pytest.raises(StaleAddressError, match="no such tensor"):
+        guard.check_addresses(built[:2])
+
+
+def test_freshness_and_padding_of_nothing_are_refused(toy: Any) -> None:
+    guard = toy.guard()
+    with pytest.raises(LayoutError, match="call poison"):
+        guard.check_fresh(toy.refresh())
+    guard.poison()
+    with pytest.raises(LayoutError, match="18 regions, found no tensor"):
+        guard.check_fresh({"lens": torch.zeros(5, dtype=torch.int32)})
+    with pytest.raises(LayoutError, match="fields to check, found none"):
+        guard.check_padding({}, {})
+
+
+def test_a_generation_that_cannot_be_asked_is_refused(toy: Any) -> None:
+    with pytest.raises(LayoutError, match="function without arguments, found 3"):
+        GraphGuard(toy.regions(), [toy.arena], 3)

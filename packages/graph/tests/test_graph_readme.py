@@ -14,5 +14,5 @@ def test_readme_example(capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     assert printed.startswith("[8, 4, 10, 1, 1, 1] 1\n")
     assert "swa/step0/seq_lens" in printed
-    assert "0x5 0 words past it, 2 words overwritten" in printed
+    assert "0x5 0 words past the end of swa/step0/seq_lens" in printed
     assert len(blocks) == 1

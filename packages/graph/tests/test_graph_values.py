@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsacp.core import AliasError, CapacityError, StaleValueError
+from dsacp.core import GUARD_WORD, AliasError, CapacityError, StaleValueError
 from dsacp.graph import capture
 
 Make = Callable[..., Any]
@@ -97,7 +97,10 @@ def test_write_past_the_end_hits_guard_words(make_toy: Make) -> None:
     start, _ = toy.offsets["swa", 1, "seq_lens"]
     padded = toy.arena[start : start + 16]
     graph = capture(lambda: padded[:8].fill_(101), device="cpu", guard=guard)
-    with pytest.raises(CapacityError, match="swa/step1/seq_lens.*found 0x65 0 words past it, 2 wo"):
+    with pytest.raises(
+        CapacityError,
+        match="found 0x65 0 words past the end of swa/step1/seq_lens.*, 2 words overwritten",
+    ):
         graph.replay(check=True)
     toy.refresh()
     guard.fill_words()
@@ -108,7 +111,24 @@ def test_write_before_the_start_is_named_too(toy: Any) -> None:
     """vllm-ascend #16168: an index of -1 writes in front of the first buffer (B.3 20)."""
     guard = toy.guard()
     toy.arena[2] = 5
-    with pytest.raises(CapacityError, match="swa/step0/query_start_loc.*2 words before its start"):
+    with pytest.raises(CapacityError, match="2 words before the start of swa/step0/query_start_lo"):
+        guard.check()
+
+
+def test_write_between_two_buffers_names_both(toy: Any) -> None:
+    """An index of -1 of one field was reported as a write past the field before it."""
+    guard = toy.guard()
+    start, _ = toy.offsets["swa", 1, "slot_mapping"]
+    toy.arena[start - 1] = 5
+    with pytest.raises(CapacityError) as caught:
+        guard.check()
+    assert "found 0x5 3 words past the end of swa/step1/seq_lens" in str(caught.value)
+    assert "and 1 words before the start of swa/step1/slot_mapping" in str(caught.value)
+    toy.arena[start - 1] = GUARD_WORD
+    toy.arena[-1] = 5
+    with pytest.raises(
+        CapacityError, match=r"3 words past the end of tail/step2/slot_[^&]*x\w+\), "
+    ):
         guard.check()
 
 

@@ -8,14 +8,13 @@ from torch import Tensor
 from dsacp.core import (
     BufferRegion,
     LayoutError,
-    StaleAddressError,
     check_disjoint,
 )
 from dsacp.graph.alias import check_isolated, check_ownership, short_group
+from dsacp.graph.arenas import GuardedArenas
 from dsacp.graph.values import check_fresh, check_padding
 from dsacp.graph.walk import Found, walk
-from dsacp.graph.watched import Watched, check_alive, check_same
-from dsacp.graph.words import POISON_WORD, Arena, check_guards, fill_guards
+from dsacp.graph.watched import Watched, check_alive, check_complete, check_same
 
 
 class GraphGuard:
@@ -23,15 +22,16 @@ class GraphGuard:
 
     Args:
         regions: every field of every step and group.
-        arenas: the storages that hold the regions, held weakly. Without them addresses are
-            watched, but guard words and poison are not available.
+        arenas: the storages that hold the regions, held weakly. Without them ``watch`` and
+            ``check_addresses`` work, and what reads or writes guard words and poison is refused.
         generation: the buffers' generation; a graph refuses to replay once it changed.
         inputs: groups (by the part after the last dot) whose regions every step may read: no step
             owns them, and ``poison`` spares them.
 
     Raises:
         AliasError: two regions share a byte (I5).
-        LayoutError: arenas were given and a region lies in none of them.
+        LayoutError: arenas were given and a region lies in none of them, or ``generation`` cannot
+            be called.
     """
 
     def __init__(
@@ -43,19 +43,17 @@ class GraphGuard:
     ) -> None:
         self.regions = tuple(regions)
         check_disjoint(self.regions)
+        if generation is not None and not callable(generation):
+            raise LayoutError(
+                f"expected generation as a function without arguments, found {generation!r}: pass "
+                "lambda: builder.generation"
+            )
         self._inputs = frozenset(inputs)
         self._generation = generation
         self._by_address = sorted(self.regions, key=lambda region: region.address)
         self._starts = [region.address for region in self._by_address]
-        self._arenas = tuple(Arena.of(storage, self.regions) for storage in arenas)
+        self._arenas = GuardedArenas(self.regions, arenas)
         self._watched: dict[str, Watched] = {}
-        covered = {region for arena in self._arenas for region in arena.regions}
-        for region in self.regions:
-            if self._arenas and region not in covered:
-                raise LayoutError(
-                    f"expected {region.label} at {region.address:#x} inside one of "
-                    f"{len(self._arenas)} arenas, found it in none: pass the owner's arenas too"
-                )
 
     @property
     def arenas(self) -> tuple[Tensor, ...]:
@@ -64,7 +62,7 @@ class GraphGuard:
         Raises:
             StaleAddressError: one was freed or moved.
         """
-        return tuple(arena.words() for arena in self._arenas)
+        return self._arenas.words()
 
     def generation(self) -> int | None:
         """Return the buffers' generation now, None when there is no such thing."""
@@ -106,29 +104,44 @@ class GraphGuard:
             StaleAddressError: a tensor moved, changed its geometry, appeared, or was freed (I1).
             CapacityError: a guard word was overwritten (I3).
             AliasError: a step's tensor lies in another step's buffer (I5).
+            LayoutError: the guard has no arenas, see ``check_addresses``.
         """
+        self._arenas.need("check")
+        if metadata is not None or self._watched:
+            self.check_addresses(metadata, label)
+        self.check_words()
+
+    def check_addresses(self, metadata: object | None = None, label: str = "metadata") -> None:
+        """Do what ``check`` does but for the guard words; needs no arenas.
+
+        Raises:
+            LayoutError: nothing is watched and no metadata was given.
+        """
+        if metadata is None and not self._watched:
+            raise LayoutError(
+                "expected something to check, found nothing watched and no metadata: call watch() "
+                "at capture"
+            )
         if metadata is not None:
             self._check_metadata(metadata, label)
         for path, seen in self._watched.items():
             check_alive(path, seen)
-        self.check_words()
 
     def fill_words(self) -> None:
-        """Write the guard pattern around every region."""
-        for arena in self._arenas:
-            fill_guards(arena)
+        """Write the guard pattern around every region; ``LayoutError`` without arenas."""
+        self._arenas.fill()
 
     def check_words(self) -> None:
-        """Raise ``CapacityError`` if a guard word changed (I3)."""
-        for arena in self._arenas:
-            check_guards(arena)
+        """Raise ``CapacityError`` if a guard word changed (I3); ``LayoutError`` without arenas."""
+        self._arenas.check()
 
     def poison(self) -> None:
-        """Overwrite every region but inputs with poison: what is not rewritten shows (I2)."""
-        for arena in self._arenas:
-            for region in arena.regions:
-                if not self._is_input(region):
-                    arena.data(region).fill_(POISON_WORD)
+        """Overwrite every region but inputs with poison: what is not rewritten shows (I2).
+
+        Raises:
+            LayoutError: the guard has no arenas.
+        """
+        self._arenas.poison(spared=self._is_input)
 
     def check_fresh(
         self,
@@ -142,12 +155,24 @@ class GraphGuard:
             metadata: what was built since ``poison``.
             rows: leading rows to look at, by field name; all rows of other fields.
             skip: attributes that hold whole buffers beside the rows of this batch.
+
+        Raises:
+            LayoutError: nothing was poisoned, or no tensor of ``metadata`` lies in a region.
         """
+        if not self._arenas.poisoned:
+            raise LayoutError("expected poison in the buffers, found none: call poison() first")
+        looked_at = 0
         for found in walk(metadata, "metadata", skip):
             region = self.region_at(found.tensor.data_ptr())
             if region is not None and not self._is_input(region):
                 limit = None if rows is None else rows.get(region.field)
                 check_fresh(region.label, found.tensor[:limit])
+                looked_at += 1
+        if not looked_at:
+            raise LayoutError(
+                f"expected metadata in the guard's {len(self.regions)} regions, found no tensor of "
+                "it there: pass what was built into these buffers"
+            )
 
     def check_padding(
         self, fields: Mapping[str, Tensor], expected: Mapping[str, float | Tensor]
@@ -157,7 +182,12 @@ class GraphGuard:
         Args:
             fields: the rows past the real batch, by field name.
             expected: what every such row holds, a number or a tensor that broadcasts.
+
+        Raises:
+            LayoutError: no field was given, or one without its expected value.
         """
+        if not fields:
+            raise LayoutError("expected fields to check, found none: pass each field's padded rows")
         for name, tensor in fields.items():
             label = self.label_of(tensor.data_ptr()) if tensor.numel() else None
             check_padding(label or name, name, tensor, expected)
@@ -184,10 +214,4 @@ class GraphGuard:
         for path, item in found.items():
             self._check_owner(item)
             check_same(path, self._watched.get(path), item.tensor, self.label_of)
-        prefix = tuple(f"{label}{mark}" for mark in (".", "["))
-        for path in self._watched:
-            if path.startswith(prefix) and path not in found:
-                raise StaleAddressError(
-                    f"expected {path} as captured, found no such tensor: the metadata changed its "
-                    "structure; build it with the captured configuration"
-                )
+        check_complete(label, self._watched, found)

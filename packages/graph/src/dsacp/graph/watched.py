@@ -1,5 +1,6 @@
 """Addresses and geometry that a graph captured, and whether they still hold (I1)."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -63,3 +64,13 @@ def check_alive(path: str, seen: Watched) -> None:
         f"expected {path} ({seen}) alive at {seen.storage_address:#x}, found it {fate}: keep "
         "the buffers while the graph is, and capture again after release"
     )
+
+
+def check_complete(label: str, watched: Collection[str], found: Collection[str]) -> None:
+    """Raise ``StaleAddressError`` if a tensor that was watched under ``label`` is not found."""
+    for path in watched:
+        if path.startswith((f"{label}.", f"{label}[")) and path not in found:
+            raise StaleAddressError(
+                f"expected {path} as captured, found no such tensor: the metadata changed its "
+                "structure; build it with the captured configuration"
+            )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -69,42 +70,67 @@ class Arena:
         start = region.address - self.base
         return self.words()[-(-start // _WORD) : (start + region.nbytes) // _WORD]
 
-    def guards(self) -> Iterator[tuple[BufferRegion, bool, int, int]]:
-        """Yield (region, whether the guard lies before it, first word, end word) of each guard."""
+    def guards(self) -> Iterator["GuardSpan"]:
+        """Yield the guard words before the first region and after each one."""
         if self.regions and self.regions[0].guard_bytes:
-            yield self.regions[0], True, 0, (self.regions[0].address - self.base) // _WORD
-        for region in self.regions:
+            first = self.regions[0]
+            yield GuardSpan(None, first, 0, (first.address - self.base) // _WORD)
+        for region, following in zip_longest(self.regions, self.regions[1:]):
             start = region.address + region.nbytes - self.base
             stop = start + region.guard_bytes
-            yield region, False, -(-start // _WORD), stop // _WORD
+            yield GuardSpan(region, following, -(-start // _WORD), stop // _WORD)
+
+
+@dataclass(frozen=True)
+class GuardSpan:
+    """Guard words ``start..stop`` of an arena, with the regions on both sides."""
+
+    before: BufferRegion | None
+    after: BufferRegion | None
+    start: int
+    stop: int
+
+    def place(self, word: int, base: int) -> str:
+        """Say how far an overwritten word lies from both neighbours; nobody knows which wrote."""
+        sides = []
+        if self.before is not None:
+            sides.append(f"{word - self.start} words past the end of {_described(self.before)}")
+        if self.after is not None:
+            distance = (self.after.address - base) // _WORD - word
+            sides.append(f"{distance} words before the start of {_described(self.after)}")
+        return " and ".join(sides)
+
+
+def _described(region: BufferRegion) -> str:
+    return f"{region.label} ({region.nbytes} bytes at {region.address:#x})"
 
 
 def fill_guards(arena: Arena) -> None:
     """Write the guard pattern around every region of the arena."""
-    for _region, _front, start, stop in arena.guards():
-        arena.words()[start:stop] = GUARD_WORD
+    for span in arena.guards():
+        arena.words()[span.start : span.stop] = GUARD_WORD
 
 
 def check_guards(arena: Arena) -> None:
     """Compare every guard word of the arena with the pattern; waits for the device.
 
     Raises:
-        CapacityError: a word was overwritten; names field, group, step and both values.
+        CapacityError: a word was overwritten; names field, group and step on both sides, and both
+            values.
     """
-    spans = [span for span in arena.guards() if span[3] > span[2]]
+    spans = [span for span in arena.guards() if span.stop > span.start]
     if not spans:
         return
-    index = torch.cat([torch.arange(start, stop) for _, _, start, stop in spans])
+    index = torch.cat([torch.arange(span.start, span.stop) for span in spans])
     stored = arena.words()
     words = stored[index.to(stored.device)].cpu()
     wrong = (words != GUARD_WORD).nonzero().flatten()
     if wrong.numel() == 0:
         return
     first = int(index[wrong[0]])
-    region, front, start, stop = next(span for span in spans if span[2] <= first < span[3])
-    where = f"{stop - first} words before its start" if front else f"{first - start} words past it"
+    span = next(span for span in spans if span.start <= first < span.stop)
     raise CapacityError(
-        f"expected guard word {GUARD_WORD:#x} around {region.label} ({region.nbytes} bytes at "
-        f"{region.address:#x}), found {int(words[wrong[0]]):#x} {where}, {wrong.numel()} words "
-        "overwritten in all: a write past the buffer's end; raise its capacity or fix the kernel"
+        f"expected guard word {GUARD_WORD:#x}, found {int(words[wrong[0]]):#x} "
+        f"{span.place(first, arena.base)}, {wrong.numel()} words overwritten in all: a write "
+        "outside one of them; raise its capacity or fix the kernel"
     )
