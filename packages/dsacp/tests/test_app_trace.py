@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -8,6 +9,10 @@ from dsacp.app.synthetic import synthetic_trace
 from dsacp.app.trace import TraceError, TraceRequest, dump_trace, load_trace
 
 CSV = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def json_line(timestamp, length):
+    return f'{{"timestamp": {timestamp}, "input_length": {length}, "output_length": 1}}\n'
 
 
 def write(folder, text, name="trace.txt"):
@@ -56,6 +61,22 @@ def test_json_lines_are_sorted_by_arrival_and_limited(tmp_path):
             "input_length: expected",
         ),
         ('{"timestamp": 1, "input_length": 1, "output_length": 1}\n[1]\n', 2, "found list"),
+        (json_line("1", "9" * 5000), 1, "found an error: Exceeds the limit"),
+        (json_line("1" * 400, "1"), 1, "timestamp: expected milliseconds as a finite number"),
+        (json_line("1e999", "1"), 1, "timestamp: expected milliseconds as a finite number"),
+        ('{"a": ' * 200_000, 1, "found an error: maximum recursion depth"),
+        (json_line("1", "1000000000000"), 1, "at most 2147483647 tokens, found 1000000000000"),
+        (json_line("1", "2147483648"), 1, "at most 2147483647 tokens"),
+        (json_line("1", '"5"'), 1, "input_length: expected a whole number of tokens, found '5'"),
+        (json_line("1", "1e3"), 1, "input_length: expected a whole number"),
+        (json_line('"1"', "5"), 1, "timestamp: expected milliseconds"),
+        (CSV + "2023-11-16 18:15:46,1_0,2\n", 2, "ContextTokens: expected a whole number"),
+        (CSV + "2023-11-16 18:15:46,+5,2\n", 2, "ContextTokens: expected a whole number"),
+        (CSV + "2023-11-16 18:15:46,\u0665,2\n", 2, "ContextTokens: expected a whole number"),
+        (CSV + "2023-11-16 18:15:46,1," + "9" * 5000, 2, "GeneratedTokens: expected a whole"),
+        (CSV + "2023-11-16 18:15:46,1,4294967296\n", 2, "at most 2147483647 tokens"),
+        (CSV + "x" * 140_000 + ",1,2\n", 2, "field larger than field limit"),
+        ("\nTIMESTAMP,ContextTokens\n", 2, "expected the header"),
     ],
 )
 def test_bad_line_names_file_line_and_reason(tmp_path, text, line, reason):
@@ -65,6 +86,20 @@ def test_bad_line_names_file_line_and_reason(tmp_path, text, line, reason):
     message = str(caught.value)
     assert message.startswith(f"{path}:{line}: ")
     assert reason in message
+    assert len(message) < 400
+
+
+def test_blank_lines_are_skipped_before_the_first_one_too(tmp_path):
+    path = write(tmp_path, f"\n  \n{CSV}\n2023-11-16 18:15:46,1,2\n")
+    assert load_trace(path) == (TraceRequest(0.0, 1, 2),)
+    separator = '{"timestamp": 1, "note": "\u2028", "input_length": 1, "output_length": 1}\n'
+    assert load_trace(write(tmp_path, "\n" + separator)) == (TraceRequest(0.0, 1, 1),)
+
+
+@pytest.mark.parametrize("special", ["/dev/zero", "."])
+def test_what_may_never_end_is_not_read(special):
+    with pytest.raises(TraceError, match="expected a regular file"):
+        load_trace(Path(special))
 
 
 def test_missing_and_empty_files_are_trace_errors(tmp_path):

@@ -2,18 +2,20 @@
 
 import csv
 import json
-import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
-from dsacp.core import DsacpError
+from dsacp.core import INT32_MAX, DsacpError
 
 CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 JSON_KEYS = ("timestamp", "input_length", "output_length")
+LONGEST_MS = 1e15
+"""Beyond it a float no longer tells one step of the clock from the next."""
 DEFAULT_TRACE = "recorded.jsonl"
 """Requests as vLLM's scheduler saw them: ``python -m dsacp.vllm.record FILE`` wrote it."""
 
@@ -30,8 +32,8 @@ class TraceRequest:
 
     Attributes:
         arrival_ms: milliseconds after the first request.
-        input_length: prompt tokens, >= 1.
-        output_length: tokens to generate, >= 1.
+        input_length: prompt tokens, 1..2**31 - 1.
+        output_length: tokens to generate, 1..2**31 - 1.
     """
 
     arrival_ms: float
@@ -52,7 +54,8 @@ def load_trace(path: Path | None, limit: int | None = None) -> tuple[TraceReques
             the file, the line number and the reason.
     """
     name, text = _read(path)
-    lines = text.splitlines()
+    # splitlines would also part lines at separators that JSON strings may hold
+    lines = text.split("\n")
     first = next((line for line in lines if line.strip()), "")
     parse = _parse_json if first.lstrip().startswith("{") else _parse_csv
     requests = sorted(parse(name, lines), key=lambda request: request.arrival_ms)
@@ -84,6 +87,9 @@ def _read(path: Path | None) -> tuple[str, str]:
     if path is None:
         source = resources.files("dsacp.app") / "data" / DEFAULT_TRACE
         return DEFAULT_TRACE, source.read_text(encoding="utf-8")
+    if path.exists() and not path.is_file():
+        # a device or a pipe may never end
+        raise TraceError(f"{path}: expected a regular file, found something else: copy it to one")
     try:
         return str(path), path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -92,21 +98,34 @@ def _read(path: Path | None) -> tuple[str, str]:
 
 def _parse_csv(name: str, lines: list[str]) -> Iterator[TraceRequest]:
     reader = csv.reader(lines)
-    header = [column.strip() for column in next(reader, [])]
+    rows = _csv_rows(name, reader)
+    header = [column.strip() for column in next(rows, [])]
     if header != list(CSV_COLUMNS):
-        _bad(name, 1, f"expected the header {','.join(CSV_COLUMNS)}, found {','.join(header)!r}")
-    for row in reader:
-        if not row:
-            continue
+        line = max(reader.line_num, 1) if header else 1
+        _bad(name, line, f"expected the header {','.join(CSV_COLUMNS)}, found {_cut(header)}")
+    for row in rows:
         line = reader.line_num
         if len(row) != len(CSV_COLUMNS):
             _bad(name, line, f"expected {len(CSV_COLUMNS)} columns, found {len(row)}")
         arrival = _convert(name, line, CSV_COLUMNS[0], row[0], _clock_ms)
         lengths = (
-            _convert(name, line, column, value, _length)
+            _convert(name, line, column, value, _digits)
             for column, value in zip(CSV_COLUMNS[1:], row[1:], strict=True)
         )
         yield TraceRequest(arrival, *lengths)
+
+
+def _csv_rows(name: str, reader: Any) -> Iterator[list[str]]:
+    """Yield rows that hold something; ``reader`` is one of the csv module."""
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as error:
+            _bad(name, reader.line_num, f"expected a line of CSV, found an error: {error}")
+        if row is None:
+            return
+        if any(value.strip() for value in row):
+            yield row
 
 
 def _parse_json(name: str, lines: list[str]) -> Iterator[TraceRequest]:
@@ -115,7 +134,8 @@ def _parse_json(name: str, lines: list[str]) -> Iterator[TraceRequest]:
             continue
         try:
             row = json.loads(text)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
+            # besides bad syntax: integers with thousands of digits, and deep nesting
             _bad(name, line, f"expected a JSON object, found an error: {error}")
         if not isinstance(row, dict):
             _bad(name, line, f"expected a JSON object, found {type(row).__name__}")
@@ -129,37 +149,49 @@ def _parse_json(name: str, lines: list[str]) -> Iterator[TraceRequest]:
         )
 
 
-def _convert(name: str, line: int, key: str, value: object, read: Callable[[object], T]) -> T:
+def _convert(name: str, line: int, key: str, value: Any, read: Callable[[Any], T]) -> T:
     try:
         return read(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         _bad(name, line, f"{key}: {error}")
 
 
 def _length(value: object) -> int:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole and not (isinstance(value, str) and value.strip().isascii()):
-        raise ValueError(f"expected a whole number of tokens, found {value!r}")
-    try:
-        number = int(value)  # type: ignore[call-overload]
-    except ValueError:
-        raise ValueError(f"expected a whole number of tokens, found {value!r}") from None
-    if number < 1:
-        raise ValueError(f"expected at least 1 token, found {number}")
-    return int(number)
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise ValueError(f"expected a whole number of tokens, found {_cut(value)}")
+    if value < 1:
+        raise ValueError(f"expected at least 1 token, found {_cut(value)}")
+    if value > INT32_MAX:
+        raise ValueError(f"expected at most {INT32_MAX} tokens, found {_cut(value)}")
+    return value
+
+
+def _digits(value: str) -> int:
+    text = value.strip()
+    if not re.fullmatch("-?[0-9]{1,4000}", text):
+        raise ValueError(f"expected a whole number of tokens, found {_cut(value)}")
+    return _length(int(text))
 
 
 def _milliseconds(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ValueError(f"expected milliseconds as a finite number, found {value!r}")
-    return float(value)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not abs(value) < LONGEST_MS:  # type: ignore[arg-type]
+        raise ValueError(
+            f"expected milliseconds as a finite number below {LONGEST_MS:.0e}, found {_cut(value)}"
+        )
+    return float(value)  # type: ignore[arg-type]
 
 
-def _clock_ms(value: object) -> float:
+def _cut(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:60]}... ({len(text)} characters)"
+
+
+def _clock_ms(value: str) -> float:
     try:
-        moment = datetime.fromisoformat(str(value).strip())
+        moment = datetime.fromisoformat(value.strip())
     except ValueError:
-        raise ValueError(f"expected a date and time, found {value!r}") from None
+        raise ValueError(f"expected a date and time, found {_cut(value)}") from None
     # Only differences matter; a fixed zone keeps a daylight-saving hour out of them.
     return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000.0
 
