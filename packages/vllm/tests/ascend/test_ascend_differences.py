@@ -80,6 +80,30 @@ def test_overflow_is_judged_by_positions() -> None:
     assert ours.slot_mapping[1].tolist() == [-1, BLOCK - 1]
 
 
+def test_a_reset_request_stays_at_position_0() -> None:
+    """Past the limit: position 0, length 1, slot -1, in every later step; upstream counts on.
+
+    The length follows from the position that the host has reset, the slot is the host's own: no
+    real slot at position 0 is written. The request beside it is not touched.
+    """
+    double = HostDouble(5, 1, 0, max_num_seqs=64, max_num_batched_tokens=64)
+    batch = Batch("graph", (6, 6), (4089, 700), 12, 2, (False,) * 2, (0, 0))
+    upstream = run(double.builder(stock()), double, batch)
+    ours = run(double.builder(choose(stock())), double, batch)
+    # the last accepted token of the first request stands at 4094
+    lengths, slots, reset = [], [], [-1, BLOCK - 1]
+    for left, right in zip(upstream[1:], ours[1:], strict=True):
+        theirs, own = left.req_metadata, right.req_metadata
+        assert own.input_positions[:2].tolist() == theirs.input_positions[:2].tolist()
+        assert torch.equal(own.slot_mapping, theirs.slot_mapping)
+        lengths.append((int(theirs.seq_lens[0]), int(own.seq_lens[0])))
+        slots.append(own.slot_mapping[0].tolist() == reset)
+        assert own.start_pos[0] == own.seq_lens[0] - 1
+    assert lengths == [(4096, 4096), (1, 1), (2, 1), (3, 1)]
+    assert slots == [False, True, True, True]
+    assert [int(step.req_metadata.seq_lens[1]) for step in ours[1:]] == [707, 708, 709, 710]
+
+
 def test_starts_past_the_rows_repeat_the_last() -> None:
     """Upstream's group buffers hold 0 there, so a kernel that reads on would see a new request."""
     double = HostDouble(3, 1, 0, max_num_seqs=64, max_num_batched_tokens=64)

@@ -7,11 +7,15 @@ import pytest
 import torch
 from ascend_double import HostDouble, install
 from ascend_double.batches import BLOCK, Batch, common_metadata
-from ascend_double.host import HEADS, WINDOW
-from ascend_double.ops import CALLS, CORES, NAMES
+from ascend_double.compare import TOTALS, Parity
+from ascend_double.host import WINDOW
+from ascend_double.ops import CALLS, NAMES
 
-from dsacp.sas_metadata import SasSpec, decode_sas
+from dsacp.core import round_up
 from dsacp.vllm.ascend.plugin import choose
+
+BLOCKS = 30
+"""Random batches of one configuration."""
 
 
 def classes() -> tuple[Any, Any]:
@@ -25,25 +29,39 @@ def block_metadata(batch: Batch, double: HostDouble, seed: int) -> Any:
     return common
 
 
-@pytest.mark.parametrize("rank", [0, 1, 3])
-def test_dspark_first_step_arrives_as_draft_index_1(rank: int) -> None:
-    """One block of K tokens a request, all visible to each other."""
-    double = HostDouble(4, 4, rank, max_num_seqs=16, method="dspark")
-    batch = Batch("verify", (4, 4, 4), (700, 3, 128), 12, 3, (False,) * 3, (0, 0, 0))
-    steps = []
-    for cls in classes():
-        common = block_metadata(batch, double, 5)
-        steps.append(double.builder(cls).build_for_drafting(common, 1, block_size=BLOCK))
-    left, right = (step.req_metadata for step in steps)
-    for name in ("local_query_start_loc", "local_seq_lens", "local_start", "num_tokens_pad"):
-        pair = getattr(left.cp_metadata, name), getattr(right.cp_metadata, name)
-        assert torch.equal(*map(torch.as_tensor, pair)), name
-    for name in ("seq_lens", "query_start_loc", "slot_mapping", "start_pos", "dspark_swa_indices"):
-        assert torch.equal(getattr(left, name), getattr(right, name)), name
-    assert (left.ori_win_left, left.ori_win_right) == (right.ori_win_left, right.ori_win_right)
-    assert right.ori_win_left == WINDOW + 3
-    spec = SasSpec(num_heads=HEADS, num_cores=CORES, window_left=WINDOW + 3)
-    assert decode_sas(left.sas_metadata, spec) == decode_sas(right.sas_metadata, spec)
+def random_block(rng: random.Random, double: HostDouble) -> Batch:
+    """Draw a batch of whole blocks, padded to the ranks or not."""
+    count, block = rng.randint(1, double.max_num_seqs), double.drafts
+    contexts = tuple(
+        rng.choice((0, rng.randint(0, 200), rng.randint(0, 3900))) for _ in range(count)
+    )
+    tokens = count * block
+    if rng.random() < 0.5:
+        tokens = round_up(tokens, double.tp_size)
+    return Batch(
+        "verify", (block,) * count, contexts, tokens, count, (False,) * count, (0,) * count
+    )
+
+
+@pytest.mark.parametrize(("tp", "rank"), [(1, 0), (3, 2), (4, 0), (4, 1), (4, 3)])
+@pytest.mark.parametrize("drafts", [1, 4])
+def test_dspark_first_step_arrives_as_draft_index_1(drafts: int, tp: int, rank: int) -> None:
+    """One block of K tokens a request, all visible to each other; every field on random batches."""
+    double = HostDouble(drafts, tp, rank, max_num_seqs=16, method="dspark")
+    pair = [double.builder(cls) for cls in classes()]
+    rng = random.Random(100 * drafts + 10 * tp + rank)
+    for _ in range(BLOCKS):
+        batch, seed = random_block(rng, double), rng.randrange(1 << 30)
+        steps = []
+        for builder in pair:
+            common = block_metadata(batch, double, seed)
+            steps.append(builder.build_for_drafting(common, 1, block_size=BLOCK))
+        parity = Parity(double, window_left=WINDOW + drafts - 1)
+        parity.padded_tokens = round_up(batch.tokens, tp)
+        parity.check(*steps, sum(batch.lengths), batch.real)
+        assert steps[1].req_metadata.ori_win_left == WINDOW + drafts - 1
+        assert parity.counts["dspark_swa_indices"] == 1
+        TOTALS["DSpark blocks"] += 1
 
 
 def test_dspark_buffers_do_not_move() -> None:

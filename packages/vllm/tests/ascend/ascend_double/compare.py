@@ -24,10 +24,18 @@ class Parity:
         host: the configuration.
         ratio: compress ratio of the group.
         family: "a2" or "a5".
+        window_left: window that plans were made for.
     """
 
-    def __init__(self, host: HostDouble, ratio: int = 1, family: Any = "a2") -> None:
+    def __init__(
+        self,
+        host: HostDouble,
+        ratio: int = 1,
+        family: Any = "a2",
+        window_left: int = WINDOW - 1,
+    ) -> None:
         self.host = host
+        self.window_left = window_left
         self.family = family
         self.ratio = ratio
         self.padded_tokens = 0
@@ -90,7 +98,7 @@ class Parity:
                 num_heads=HEADS,
                 device_family=self.family,
                 num_cores=CORES,
-                window_left=WINDOW - 1,
+                window_left=self.window_left,
                 cmp_ratio=ratio,
                 cmp_topk=TOPK if ratio == 4 else 0,
             )
