@@ -84,7 +84,7 @@ def target_groups() -> tuple[GroupSpec, ...]:
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def make_host() -> Callable[..., Host]:
     def make(
         max_num_seqs: int = 6,
@@ -122,11 +122,11 @@ def make_host() -> Callable[..., Host]:
     return make
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def draft_specs() -> Callable[[int], tuple[GroupSpec, ...]]:
     return draft_groups
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def target_specs() -> Callable[[], tuple[GroupSpec, ...]]:
     return target_groups

@@ -71,6 +71,21 @@ def make_tables(case: DraftCase) -> list[Tensor]:
     return tables
 
 
+def oracle_length(case: DraftCase, row: int, step: int) -> tuple[int, bool]:
+    """A row's length, and whether its tokens have slots."""
+    if row >= case.num_reqs or case.lens[row] == 0:
+        return 0, True
+    length = case.lens[row] - (case.rejected[row] - step if step else 0)
+    alone = case.causal and case.first_step > 0
+    over = (step > 0 or alone) and length > case.max_model_len
+    if case.saturate:
+        return (case.max_model_len if over else length), True
+    was_over = alone and case.lens[row] > case.max_model_len
+    own = case.lens[row] - (case.rejected[row] if step else 0)
+    short = (step > 0 or alone) and own <= (case.first_step if case.causal else 0)
+    return (1, False) if over or was_over or short else (length, True)
+
+
 def oracle_rows(case: DraftCase, step: int) -> tuple[list[int], list[int], list[tuple[int, bool]]]:
     """Starts, lengths, and for every request its first position and whether it has a slot."""
     count, real = case.rows[step], case.num_reqs
@@ -88,17 +103,7 @@ def oracle_rows(case: DraftCase, step: int) -> tuple[list[int], list[int], list[
             grown = case.starts[real] + (row - real) * case.pad_query_len
             starts.append(min(grown, case.tokens[0]))
     for row in range(count):
-        length, cached = 0, True
-        limited, was_reset = step > 0, False
-        if row < real and case.lens[row] > 0:
-            length = case.lens[row] - (case.rejected[row] - step if step else 0)
-            if case.first_step and case.causal:
-                limited = True
-                short = case.lens[row] <= case.first_step
-                was_reset = not case.saturate and (short or case.lens[row] > case.max_model_len)
-        if was_reset or (limited and length > case.max_model_len):
-            cached = case.saturate
-            length = case.max_model_len if case.saturate else 1
+        length, cached = oracle_length(case, row, step)
         lens.append(length)
         first.append((max(length - (starts[row + 1] - starts[row]), 0), cached))
     return starts, lens, first
@@ -120,7 +125,8 @@ def oracle_step(case: DraftCase, step: int, tables: list[Tensor]) -> list[dict[s
         visible.append(max(length - later, 0) if inside and length else 0)
         for token in range(begin, end) if length else ():
             positions[token] = first[row][0] + (token - begin if first[row][1] else 0)
-            owners[token] = row if first[row][1] else -1
+            beyond = not case.causal and positions[token] >= case.max_model_len
+            owners[token] = row if first[row][1] and not beyond else -1
     groups = []
     for table, size in zip(tables, case.block_sizes, strict=True):
         slots = [-1] * total

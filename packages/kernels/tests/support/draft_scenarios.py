@@ -42,6 +42,9 @@ SCENARIOS = {
     "alone_repeat": ALONE.with_(first_step=3, lens=[3, 100, 102], repeat=True),
     "alone_then_more": ALONE.with_(first_step=1, lens=[1, 100, 99], rows=[4] * 3, tokens=[4] * 3),
     "alone_block": ALONE.with_(starts=[0, 4, 8, 12], lens=[101, 3, 60], first_step=1, causal=False),
+    "block_past_the_limit": MIXED.with_(causal=False, max_model_len=38, rows=[4], tokens=[16]),
+    "nothing_accepted": BASE.with_(lens=[4, 57, 9], rejected=[4, 4, 2]),
+    "nothing_accepted_saturate": BASE.with_(lens=[4, 57, 9], rejected=[4, 4, 2], saturate=True),
     "two_rope_tables": TWO_GROUPS.with_(rope=((512, 8), (70, 5))),
     "no_rope": TWO_GROUPS.with_(rope=()),
     "absent_fields": TWO_GROUPS.with_(

@@ -2,7 +2,7 @@
 
 from dsacp.drafting_cache.arena import Arena, ArenaPlan, FieldKey, FieldPlan, plan_arena
 from dsacp.drafting_cache.builder import DraftMetadataBuilder
-from dsacp.drafting_cache.config import Overflow, Padding
+from dsacp.drafting_cache.config import BuilderConfig, Overflow, Padding
 from dsacp.drafting_cache.types import (
     BoundInputs,
     DraftBatch,
@@ -15,6 +15,7 @@ __all__ = [
     "Arena",
     "ArenaPlan",
     "BoundInputs",
+    "BuilderConfig",
     "DraftBatch",
     "DraftMetadataBuilder",
     "FieldKey",

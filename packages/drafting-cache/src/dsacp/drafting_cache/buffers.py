@@ -124,7 +124,7 @@ def _compressor_rope_fields(
 
 def _clean(words: Arena, floats: Arena | None) -> None:
     for key in words.plan.fields:
-        unused = key[2] in ("slot_mapping", "compress_slots", "compress_requests")
+        unused = key[2] == "slot_mapping" or key[2] in COMPRESSOR_WORDS
         words.view(key).fill_(-1 if unused else 0)
     for key in () if floats is None else floats.plan.fields:
         assert floats is not None

@@ -19,6 +19,7 @@ from dsacp.drafting_cache.geometry import (
     Geometries,
     StepGeometry,
     bucket_geometries,
+    check_advanced,
     first_geometry,
     later_geometry,
 )
@@ -122,6 +123,8 @@ class DraftMetadataBuilder:
     def build_for_drafting(self, batch: DraftBatch, draft_index: int) -> StepMetadata:
         """Compute one step from the batch that the host has already advanced to it.
 
+        A later step has one token a request, and no rejected tokens: the host has dropped them.
+
         Raises:
             CapacityError, LayoutError: as ``build``; also for an unknown ``draft_index``.
         """
@@ -131,9 +134,9 @@ class DraftMetadataBuilder:
                 "build more steps or translate the host's index in its adapter"
             )
         session = self._active()
-        geometry = self._first(batch, draft_index)
-        session.stage(batch, (geometry,), draft_index)
-        return session.compute((geometry,), draft_index)[0]
+        if draft_index > 0:
+            check_advanced(batch)
+        return session.build(batch, (self._first(batch, draft_index),), draft_index)[0]
 
     def build_all(
         self, batch: DraftBatch, num_steps: int | None = None
@@ -144,20 +147,19 @@ class DraftMetadataBuilder:
             CapacityError, LayoutError: as ``build``; also for more steps than banks.
         """
         session = self._active()
-        geometries = self._geometries(batch, self._count(num_steps))
-        session.stage(batch, geometries, 0)
-        return session.compute(geometries, 0)
+        return session.build(batch, self._geometries(batch, self._count(num_steps)), 0)
 
     def stage(self, batch: DraftBatch, num_steps: int | None = None) -> None:
         """Bring a batch to the addresses that a captured ``refresh`` reads, before its replay.
 
-        Also cleans what an earlier, larger batch left beyond this one.
+        Also cleans what an earlier, larger batch left beyond this one. Replay the graph of the
+        batch's own bucket: a smaller one's has no rows for the requests that it would drop.
 
         Raises:
             CapacityError: the batch is larger than the bucket was captured for.
         """
         session = self._active()
-        session.stage(batch, self._geometries(batch, self._count(num_steps)), 0)
+        session.stage(batch, self._geometries(batch, self._count(num_steps)))
 
     def refresh(self, bucket: int, num_steps: int | None = None) -> tuple[StepMetadata, ...]:
         """Recompute all steps of a bucket from bound and staged inputs; safe inside a capture.
@@ -165,9 +167,7 @@ class DraftMetadataBuilder:
         Run it once before the capture, so that host-made tables exist.
         """
         geometries = self._bucket(bucket, self._count(num_steps))
-        session = self._active()
-        session.keep(geometries, 0)
-        return session.compute(geometries, 0)
+        return self._active().refresh(geometries)
 
     def regions(self) -> tuple[BufferRegion, ...]:
         """Return every buffer's byte range, for ``dsacp.graph.GraphGuard``."""

@@ -1,13 +1,13 @@
 """What a builder was made for; checked once, before any buffer exists."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
 from dsacp.core import CapacityError, DraftCapacity, LayoutError, TokenShard
 from dsacp.drafting_cache.types import GroupSpec
-from dsacp.kernels.sas_plan.table import MAX_ROWS
+from dsacp.kernels import MAX_PLAN_ROWS
 from dsacp.rope_proxy import RopeRegistry
 from dsacp.sas_metadata import SasPolicy
 
@@ -38,14 +38,47 @@ class BuilderConfig:
     guard_words: int
 
     def __post_init__(self) -> None:
-        names = [group.name for group in self.groups]
-        if not names or len(set(names)) != len(names):
-            raise LayoutError(f"expected groups of distinct names, found {names}")
+        self._check_groups()
+        self._check_choices()
+        self._check_ranges()
         if self.shard.tp_size != self.capacity.tp_size:
             raise LayoutError(
                 f"expected a shard of tp_size {self.capacity.tp_size} as the capacity was made "
                 f"for, found {self.shard.tp_size}"
             )
+
+    def _check_groups(self) -> None:
+        names = [group.name for group in self.groups]
+        if not names or len(set(names)) != len(names):
+            raise LayoutError(f"expected groups of distinct names, found {names}")
+        compressed = [group.name for group in self.groups if group.compressor]
+        if compressed and self.num_steps > 1:
+            raise LayoutError(
+                f"expected 1 step for the compressor groups {compressed}, found {self.num_steps}: "
+                "only the target compresses; make a builder of its own with num_steps=1"
+            )
+        # the device's planner cannot raise, and would cut a larger plan
+        planned = any(group.sas or group.qli for group in self.groups)
+        rows = max(self.capacity.max_reqs, self.capacity.max_rows)
+        if planned and rows > MAX_PLAN_ROWS:
+            raise CapacityError(
+                f"expected at most {MAX_PLAN_ROWS} rows in a planned step, found {rows}: lower "
+                "max_num_seqs or the largest capture size, or plan no group"
+            )
+
+    def _check_choices(self) -> None:
+        choices: dict[str, tuple[str, ...]] = {
+            "overflow": get_args(Overflow),
+            "padding": get_args(Padding),
+            "sas_policy": get_args(SasPolicy),
+        }
+        for name, allowed in choices.items():
+            if getattr(self, name) not in allowed:
+                raise LayoutError(
+                    f"expected {name} of {list(allowed)}, found {getattr(self, name)!r}"
+                )
+
+    def _check_ranges(self) -> None:
         if not 1 <= self.num_steps <= self.capacity.num_draft_tokens:
             raise LayoutError(
                 f"expected 1..{self.capacity.num_draft_tokens} steps, found {self.num_steps}"
@@ -55,18 +88,10 @@ class BuilderConfig:
                 f"expected 1 step of a non-causal block, found {self.num_steps}: a block is "
                 "drafted at once, as step 0; translate the host's draft_index in its adapter"
             )
-        if self.overflow not in ("reset", "saturate") or self.padding not in ("dummy", "repeat"):
+        if self.max_model_len < 1 or self.guard_words < 0:
             raise LayoutError(
-                "expected overflow 'reset' or 'saturate' and padding 'dummy' or 'repeat', found "
-                f"{self.overflow!r} and {self.padding!r}"
-            )
-        # the device's planner cannot raise, and would cut a larger plan
-        planned = any(group.sas or group.qli for group in self.groups)
-        rows = max(self.capacity.max_reqs, self.capacity.max_rows)
-        if planned and rows > MAX_ROWS:
-            raise CapacityError(
-                f"expected at most {MAX_ROWS} rows in a planned step, found {rows}: lower "
-                "max_num_seqs or the largest capture size, or plan no group"
+                f"expected max_model_len >= 1 and guard_words >= 0, found {self.max_model_len} "
+                f"and {self.guard_words}"
             )
         for config in self.rope.configs():
             if config.table_length < self.max_model_len:

@@ -36,25 +36,32 @@ class Extents:
         self._capacity = capacity
         self._used: dict[int, Extent] = {}
 
-    def shrink(self, wanted: Sequence[Extent], first_step: int) -> list[Tail] | None:
-        """Adopt the extents of a batch to come; return the tails to clean, or None.
+    def match(self, wanted: Sequence[Extent], first_step: int) -> bool:
+        """Return whether the buffers are in use exactly as far as a batch to come wants."""
+        return all(self._used.get(step) == new for step, new in enumerate(wanted, first_step))
+
+    def tails(self, wanted: Sequence[Extent], first_step: int) -> list[Tail] | None:
+        """Return the tails to clean before a batch, or None; ``adopt`` its extents afterwards.
 
         Starts repeat to the end of their buffer, so they are rewritten whenever the last one
-        changes; tokens only when there are fewer than before.
+        changes: the global one with the batch, the local one with the token count too. Tokens
+        only when there are fewer than before.
         """
-        if all(self._used.get(step) == new for step, new in enumerate(wanted, first_step)):
-            return None
         tails, dirty = [], False
         for step, new in enumerate(wanted, first_step):
             rows, _ = self._bounds(step)
             old = self._get(step)
-            moved = old.rows > new.rows or old.last_start != new.last_start
+            same_ends = (old.last_start, old.tokens) == (new.last_start, new.tokens)
+            moved = old.rows > new.rows or not same_ends
             rows_to = rows if moved else new.rows
             tokens_to = max(old.tokens, new.tokens)
             dirty |= (moved and new.rows < rows) or tokens_to > new.tokens
             tails.append(Tail(new.rows, rows_to, new.tokens, tokens_to, new.last_start))
-            self._used[step] = new
         return tails if dirty else None
+
+    def adopt(self, wanted: Sequence[Extent], first_step: int) -> None:
+        """Note how far a batch uses each step's buffers."""
+        self._used.update(enumerate(wanted, first_step))
 
     def grow(self, rows: int, tokens: int, step: int) -> None:
         """Note a write that was not staged, such as the warm-up of a larger bucket."""

@@ -50,7 +50,20 @@ def first_geometry(
 def later_geometry(capacity: DraftCapacity, batch: DraftBatch) -> StepGeometry:
     """Return the shape of a one-token-a-request step that follows an eager ``batch``."""
     rows = round_up(batch.num_reqs, capacity.tp_size)
-    return StepGeometry(rows, rows, 1)
+    geometry = StepGeometry(rows, rows, 1)
+    _check_room(capacity, geometry, 1)
+    return geometry
+
+
+def check_advanced(batch: DraftBatch) -> None:
+    """Raise ``LayoutError`` unless a later step has one token a request and nothing rejected."""
+    if batch.num_tokens != batch.num_reqs or batch.num_rejected is not None:
+        found = "none" if batch.num_rejected is None else "some"
+        raise LayoutError(
+            f"expected one token a request and no num_rejected in a draft step >= 1, found "
+            f"{batch.num_tokens} tokens of {batch.num_reqs} requests and {found}: advance the "
+            "batch first, or build all steps from step 0's"
+        )
 
 
 def _eager_geometry(
@@ -67,7 +80,7 @@ def _eager_geometry(
     return StepGeometry(rows, tokens, query_len)
 
 
-def _check(capacity: DraftCapacity, batch: DraftBatch, geometry: StepGeometry, step: int) -> None:
+def _check_room(capacity: DraftCapacity, geometry: StepGeometry, step: int) -> None:
     max_rows = capacity.max_reqs if step == 0 else capacity.max_rows
     max_tokens = capacity.max_tokens if step == 0 else capacity.max_rows
     tokens = round_up(geometry.tokens, capacity.tp_size)
@@ -77,6 +90,10 @@ def _check(capacity: DraftCapacity, batch: DraftBatch, geometry: StepGeometry, s
             f"{max_rows} and {max_tokens}: raise max_num_seqs, max_num_batched_tokens or the "
             "largest capture size"
         )
+
+
+def _check(capacity: DraftCapacity, batch: DraftBatch, geometry: StepGeometry, step: int) -> None:
+    _check_room(capacity, geometry, step)
     if batch.num_reqs > geometry.rows or batch.num_tokens > geometry.tokens:
         raise CapacityError(
             f"step {step} was captured for {geometry.rows} requests and {geometry.tokens} tokens, "

@@ -1,12 +1,12 @@
 """Host inputs: checked, and brought to the device without making the host wait."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import torch
 from torch import Tensor
 
-from dsacp.core import LayoutError
+from dsacp.core import CapacityError, LayoutError, StaleAddressError
 from dsacp.drafting_cache.types import BoundInputs, DraftBatch, GroupSpec
 
 
@@ -46,17 +46,27 @@ class PinnedRing:
 
 
 def check_block_tables(
-    groups: tuple[GroupSpec, ...], tables: Mapping[str, Tensor], device: torch.device
+    groups: tuple[GroupSpec, ...],
+    tables: Mapping[str, Tensor],
+    device: torch.device,
+    max_model_len: int,
 ) -> None:
     """Raise ``LayoutError`` unless every group has an int32 table that rows can be read from."""
-    missing = [group.name for group in groups if group.name not in tables]
-    if missing:
+    names = [group.name for group in groups]
+    missing = [name for name in names if name not in tables]
+    unknown = [name for name in tables if name not in names]
+    if missing or unknown:
         raise LayoutError(
-            f"expected a block table for each of {[group.name for group in groups]}, found none "
-            f"for {missing}: bind the group's own table, another group's would read foreign KV"
+            f"expected a block table for each of {names}, found none for {missing} and unknown "
+            f"groups {unknown}: bind the group's own table, another group's would read foreign KV"
         )
     for group in groups:
         table = tables[group.name]
+        if not isinstance(table, Tensor):
+            raise LayoutError(
+                f"expected the block table of {group.name!r} as a tensor, found "
+                f"{type(table).__name__}: bind the host's persistent device tensor"
+            )
         if table.dtype is not torch.int32 or table.dim() != 2 or table.stride(1) != 1:
             raise LayoutError(
                 f"expected the block table of {group.name!r} as 2-D int32 with unit column "
@@ -66,9 +76,64 @@ def check_block_tables(
             raise LayoutError(
                 f"expected the block table of {group.name!r} on {device}, found {table.device}"
             )
+        reach = table.shape[1] * group.block_size * group.compress_ratio
+        if reach < max_model_len:
+            raise LayoutError(
+                f"expected a block table of {group.name!r} that reaches max_model_len="
+                f"{max_model_len}, found {table.shape[1]} columns of {group.block_size} rows, "
+                f"{reach} tokens: bind the whole table, or lower max_model_len"
+            )
 
 
-def check_inputs(inputs: BoundInputs, max_reqs: int) -> None:
+def check_same(
+    bound: Mapping[str, Tensor],
+    tables: Mapping[str, Tensor],
+    bound_inputs: BoundInputs,
+    inputs: BoundInputs,
+) -> None:
+    """Raise ``StaleAddressError`` if a second bind differs from what graphs already read."""
+    pairs = [(f"the block table of {name!r}", table, tables[name]) for name, table in bound.items()]
+    for field in fields(BoundInputs):
+        name = field.name
+        pairs.append((f"bound {name}", getattr(bound_inputs, name), getattr(inputs, name)))
+    for what, old, new in pairs:
+        if old is not new and _place(old) != _place(new):
+            raise StaleAddressError(
+                f"expected {what} as bound before, where graphs read it, {_describe(old)}, found "
+                f"{_describe(new)}: keep the host's tensor persistent, or release() and "
+                "capture again"
+            )
+
+
+def _place(tensor: Tensor) -> tuple[object, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def _describe(tensor: Tensor) -> str:
+    return f"{tensor.data_ptr():#x} of shape {tuple(tensor.shape)} strides {tensor.stride()}"
+
+
+def check_batch(batch: DraftBatch, tables: Mapping[str, Tensor], device: torch.device) -> None:
+    """Raise before any buffer is written unless a batch's tensors and requests can be read."""
+    for name in ("query_start_loc", "seq_lens", "num_rejected"):
+        tensor: Tensor | None = getattr(batch, name)
+        if tensor is None:
+            continue
+        near = tensor.device.type in (device.type, "cpu")
+        if tensor.dtype is not torch.int32 or not near or not tensor.is_contiguous():
+            raise LayoutError(
+                f"expected {name} as contiguous int32 on {device} or the host, found "
+                f"{tensor.dtype} strides {tensor.stride()} on {tensor.device}"
+            )
+    for name, table in tables.items():
+        if batch.num_reqs > table.shape[0]:
+            raise CapacityError(
+                f"the block table of {name!r} has {table.shape[0]} rows, the batch has "
+                f"{batch.num_reqs} requests: bind the host's whole table"
+            )
+
+
+def check_inputs(inputs: BoundInputs, max_reqs: int, device: torch.device) -> None:
     """Raise ``LayoutError`` unless bound inputs are int32 and hold every padded row."""
     sizes = {
         "query_start_loc": max_reqs + 1,
@@ -78,8 +143,10 @@ def check_inputs(inputs: BoundInputs, max_reqs: int) -> None:
     }
     for name, size in sizes.items():
         tensor: Tensor = getattr(inputs, name)
-        if tensor.dtype is not torch.int32 or tensor.numel() < size:
+        near = tensor.device.type == device.type and tensor.is_contiguous()
+        if tensor.dtype is not torch.int32 or tensor.numel() < size or not near:
             raise LayoutError(
-                f"expected bound {name} as int32 of at least {size} entries, found "
-                f"{tensor.dtype} of {tensor.numel()}: pass the host's whole persistent buffer"
+                f"expected bound {name} as contiguous int32 of at least {size} entries on "
+                f"{device}, found {tensor.dtype} of {tensor.numel()} on {tensor.device}: pass the "
+                "host's whole persistent buffer"
             )

@@ -9,7 +9,14 @@ from dsacp.drafting_cache.config import BuilderConfig
 from dsacp.drafting_cache.extents import Tail
 from dsacp.drafting_cache.geometry import StepGeometry
 from dsacp.drafting_cache.types import BoundInputs, StepMetadata
-from dsacp.kernels import clear_tails, compressor_rows, prepare_draft_steps, sas_plan
+from dsacp.drafting_cache.views import compressor_view
+from dsacp.kernels import (
+    clear_tails,
+    compressor_row_count,
+    compressor_rows,
+    prepare_draft_steps,
+    sas_plan,
+)
 
 
 def fields_launch(
@@ -60,7 +67,7 @@ def compute_rows(config: BuilderConfig, buffers: Buffers, step: StepMetadata) ->
     for group in config.groups:
         metadata = step.groups[group.name]
         rows = metadata.compressor
-        if rows is None or step.num_reqs == 0:
+        if rows is None:
             continue
         cos, sin = buffers.compress_tables[group.compress_ratio]
         compressor_rows(
@@ -75,6 +82,29 @@ def compute_rows(config: BuilderConfig, buffers: Buffers, step: StepMetadata) ->
             seq_lens=metadata.seq_lens,
             out=rows,
         )
+
+
+def clean_compressed(
+    config: BuilderConfig, buffers: Buffers, tables: Mapping[str, Tensor], tail: Tail
+) -> None:
+    """Make inert the compressed rows that a larger batch completed: as rows of no request."""
+    for group in config.groups:
+        if not group.compressor:
+            continue
+        count = compressor_row_count(tail.tokens_from, tail.rows_from, group.compress_ratio)
+        used = compressor_row_count(tail.tokens_to, tail.rows_to, group.compress_ratio)
+        if count < used:
+            cos, sin = buffers.compress_tables[group.compress_ratio]
+            compressor_rows(
+                buffers.staging.query_start_loc[:1],
+                buffers.staging.seq_lens[:0],
+                tables[group.name],
+                cos,
+                sin,
+                ratio=group.compress_ratio,
+                block_size=group.block_size,
+                out=compressor_view(buffers, group, 0, count, used),
+            )
 
 
 def clean_tails(

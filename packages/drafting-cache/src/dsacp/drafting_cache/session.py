@@ -7,13 +7,20 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from dsacp.core import LayoutError, StaleAddressError, round_up
+from dsacp.core import LayoutError, round_up
 from dsacp.drafting_cache.buffers import Buffers, allocate
 from dsacp.drafting_cache.config import BuilderConfig
 from dsacp.drafting_cache.extents import Extent, Extents, wanted_extents
 from dsacp.drafting_cache.geometry import Geometries, StepGeometry
-from dsacp.drafting_cache.host import PinnedRing, check_block_tables, check_inputs
+from dsacp.drafting_cache.host import (
+    PinnedRing,
+    check_batch,
+    check_block_tables,
+    check_inputs,
+    check_same,
+)
 from dsacp.drafting_cache.launches import (
+    clean_compressed,
     clean_tails,
     compute_plans,
     compute_rows,
@@ -84,23 +91,54 @@ class Session:
 
     def bind(self, tables: Mapping[str, Tensor], inputs: BoundInputs | None) -> None:
         """Check and remember the host's persistent tensors."""
-        check_block_tables(self.config.groups, tables, self.config.device)
-        if inputs is not None:
-            check_inputs(inputs, self.config.capacity.max_reqs)
+        config = self.config
+        check_block_tables(config.groups, tables, config.device, config.max_model_len)
+        inputs = self.buffers.staging if inputs is None else inputs
         if self._bound is not None:
-            self._check_same(tables)
+            check_same(self._bound[0], tables, self._bound[1], inputs)
             return
-        kept = {group.name: tables[group.name] for group in self.config.groups}
-        self._bound = (kept, inputs or self.buffers.staging, self._pointers(kept))
+        check_inputs(inputs, config.capacity.max_reqs, config.device)
+        kept = {group.name: tables[group.name] for group in config.groups}
+        self._bound = (kept, inputs, self._pointers(kept))
 
-    def stage(self, batch: DraftBatch, geometries: Geometries, first: int) -> None:
+    def build(
+        self, batch: DraftBatch, geometries: Geometries, first: int
+    ) -> tuple[StepMetadata, ...]:
+        """Check everything, then stage and compute consecutive steps; return their views."""
+        tables, _, _ = self._need_bound()
+        check_batch(batch, tables, self.config.device)
+        prepared = self._shape(geometries, first)
+        self._stage(batch, geometries, first)
+        return self._launch(prepared, first)
+
+    def stage(self, batch: DraftBatch, geometries: Geometries) -> None:
+        """Check a batch and bring it to the addresses that a captured refresh reads."""
+        tables, _, _ = self._need_bound()
+        check_batch(batch, tables, self.config.device)
+        self._stage(batch, geometries, 0)
+
+    def refresh(self, geometries: Geometries) -> tuple[StepMetadata, ...]:
+        """Compute steps from bound and staged inputs, keeping what a captured graph reads."""
+        prepared = self._kept.get((geometries, 0))
+        if prepared is None:
+            prepared = self._kept[geometries, 0] = self._prepared(geometries, 0)
+        return self._launch(prepared, 0)
+
+    def _shape(self, geometries: Geometries, first: int) -> Prepared:
+        return self._kept.get((geometries, first)) or self._prepared(geometries, first)
+
+    def _stage(self, batch: DraftBatch, geometries: Geometries, first: int) -> None:
         """Clean tails of larger batches and copy moving inputs in one launch."""
-        _, inputs, _ = self._need_bound()
+        tables, inputs, _ = self._need_bound()
         config = self.config
         wanted = self._wanted(batch.num_reqs, batch.num_tokens, geometries)
-        tails = self._extents.shrink(wanted, first)
-        if tails is not None:
-            clean_tails(config, self.buffers, first, tails)
+        if not self._extents.match(wanted, first):
+            tails = self._extents.tails(wanted, first)
+            if tails is not None:
+                clean_tails(config, self.buffers, first, tails)
+                if first == 0:
+                    clean_compressed(config, self.buffers, tables, tails[0])
+            self._extents.adopt(wanted, first)
         if inputs is not self.buffers.staging:
             return
         if self._ring is not None and batch.query_start_loc.device.type == "cpu":
@@ -114,15 +152,7 @@ class Session:
             config.capacity.max_reqs,
         )
 
-    def keep(self, geometries: Geometries, first: int) -> None:
-        """Prepare a shape for as long as the buffers live: captured graphs read its work splits."""
-        key = (geometries, first)
-        if key not in self._kept:
-            self._kept[key] = self._prepared(*key)
-
-    def compute(self, geometries: Geometries, first: int) -> tuple[StepMetadata, ...]:
-        """Launch everything for consecutive steps and return their views."""
-        prepared = self._kept.get((geometries, first)) or self._prepared(geometries, first)
+    def _launch(self, prepared: Prepared, first: int) -> tuple[StepMetadata, ...]:
         prepared.fields()
         if prepared.plans is not None:
             compute_plans(self.buffers, prepared.plans)
@@ -173,16 +203,6 @@ class Session:
         if self._bound is None:
             raise LayoutError("expected bound block tables, found none: call bind() before a build")
         return self._bound
-
-    def _check_same(self, tables: Mapping[str, Tensor]) -> None:
-        bound, _, _ = self._need_bound()
-        for name, table in bound.items():
-            if tables[name].data_ptr() != table.data_ptr():
-                raise StaleAddressError(
-                    f"expected the block table of {name!r} at {table.data_ptr():#x} where graphs "
-                    f"read it, found {tables[name].data_ptr():#x}: keep the host's table "
-                    "persistent, or release() and capture again"
-                )
 
     def _pointers(self, tables: Mapping[str, Tensor]) -> Tensor:
         words: list[int] = []

@@ -53,7 +53,8 @@ class DraftBatch:
         num_tokens: real query tokens.
         query_start_loc: int32 [>= num_reqs+1].
         seq_lens: int32 [>= num_reqs], KV length including this step's queries.
-        num_rejected: int32 [>= num_reqs] draft tokens that verification refused, or None.
+        num_rejected: int32 [>= num_reqs] draft tokens that verification refused, or None. None in
+            a step >= 1 that the host itself has advanced.
         bucket: captured size to build for (step-0 tokens), or None for the batch's own size.
         num_tokens_padded: the host's padded token count, when it pads without a bucket.
         num_reqs_padded: the host's padded request count, likewise.
@@ -100,7 +101,8 @@ class GroupMetadata:
         start_pos: int32 [R], global position of each first query token.
         positions: int32 [Tp], 0 on padding.
         slot_mapping: int32 [Tp] flat slots, -1 on padding; None in a compressed group.
-        block_table: the bound table's first R rows, read in place.
+        block_table: the bound table's first R rows (all of them where the host's has fewer, as no
+            real request lies beyond), read in place.
         sas_metadata: int32 [1024] or None.
         qli_metadata: int32 [1024] or None.
         compressor: compressed rows or None.

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from dsacp.core import TokenShard
-from dsacp.drafting_cache.buffers import Buffers
+from dsacp.drafting_cache.buffers import COMPRESSOR_ROPE, COMPRESSOR_WORDS, Buffers
 from dsacp.drafting_cache.geometry import StepGeometry
 from dsacp.drafting_cache.types import BoundInputs, GroupMetadata, GroupSpec
 from dsacp.drafting_cache.types import StepMetadata as Metadata
@@ -60,26 +60,25 @@ def _group_view(
         block_table=table[:rows],
         sas_metadata=None if group.sas is None else view("sas_metadata"),
         qli_metadata=None if group.qli is None else view("qli_metadata"),
-        compressor=_compressor_view(buffers, group, step, rows, tokens),
+        compressor=compressor_view(
+            buffers, group, step, 0, compressor_row_count(tokens, rows, group.compress_ratio)
+        ),
     )
 
 
-def _compressor_view(
-    buffers: Buffers, group: GroupSpec, step: int, rows: int, tokens: int
+def compressor_view(
+    buffers: Buffers, group: GroupSpec, step: int, start: int, end: int
 ) -> CompressorRows | None:
+    """Return compressed rows ``[start, end)`` of a step; None for a group without any."""
     if not group.compressor or buffers.floats is None:
         return None
-    count = compressor_row_count(tokens, rows, group.compress_ratio)
     words, floats = buffers.words, buffers.floats
     rotary_dim = buffers.compress_tables[group.compress_ratio][0].shape[-1]
+    slots, positions, requests = (
+        words.view((group.name, step, field), end)[start:] for field in COMPRESSOR_WORDS
+    )
     cos, sin = (
-        floats.view((group.name, step, field), count * rotary_dim).view(count, rotary_dim)
-        for field in ("compress_cos", "compress_sin")
+        floats.view((group.name, step, field), end * rotary_dim).view(end, rotary_dim)[start:]
+        for field in COMPRESSOR_ROPE
     )
-    return CompressorRows(
-        slot_mapping=words.view((group.name, step, "compress_slots"), count),
-        positions=words.view((group.name, step, "compress_positions"), count),
-        requests=words.view((group.name, step, "compress_requests"), count),
-        cos=cos,
-        sin=sin,
-    )
+    return CompressorRows(slots, positions, requests, cos, sin)

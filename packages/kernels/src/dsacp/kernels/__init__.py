@@ -10,12 +10,14 @@ from dsacp.kernels.local_metadata import LocalMetadata, local_metadata
 from dsacp.kernels.registry import Impl, Kernel
 from dsacp.kernels.rope_gather import rope_gather
 from dsacp.kernels.sas_plan import PLAN_WORDS, plan_table, sas_plan
+from dsacp.kernels.sas_plan.table import MAX_ROWS as MAX_PLAN_ROWS
 from dsacp.kernels.slot_mapping import slot_mapping
 from dsacp.kernels.sparse_attention import sparse_attention
 from dsacp.kernels.stage_inputs import stage_inputs
 
 __all__ = [
     "DRAFT_FIELDS",
+    "MAX_PLAN_ROWS",
     "PLAN_WORDS",
     "CompressorRows",
     "Impl",

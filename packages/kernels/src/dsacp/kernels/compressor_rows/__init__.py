@@ -88,7 +88,8 @@ def compressor_rows(
 
     Request b completes ``(start + q) // ratio - start // ratio`` groups if ``start >= 0`` and
     ``q > 0``; its j-th group is compressed position ``start // ratio + j``, rotated as the raw
-    position of its first token. All T' rows are written.
+    position of its first token. All T' rows are written; a row of no group has slot, position and
+    request -1, cos 1 and sin 0. Without requests all rows are such.
 
     Args:
         query_start_loc: int32 [B+1], global query starts.
@@ -153,9 +154,9 @@ def _check_inputs(
         check_int32(seq_lens=seq_lens)
         lengths["seq_lens"] = seq_lens.numel()
     for name, found in lengths.items():
-        if found != num_reqs or num_reqs == 0:
+        if found != num_reqs:
             raise LayoutError(
-                f"expected {name} for the {num_reqs} requests of start_pos (at least one), found "
+                f"expected {name} for the {num_reqs} requests of start_pos, found "
                 f"{found}: slice all of them to the same batch"
             )
     if block_table.dtype is not torch.int32 or block_table.dim() != 2:

@@ -10,6 +10,9 @@ def _owners(
     query_start_loc: Tensor, start_pos: Tensor, seq_lens: Tensor | None, ratio: int, num_rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return (request, compressed position, owned) of every output row."""
+    row = torch.arange(num_rows, device=start_pos.device)
+    if start_pos.numel() == 0:
+        return torch.zeros_like(row), torch.zeros_like(row), torch.zeros_like(row) > 0
     length = (query_start_loc[1:] - query_start_loc[:-1]).to(torch.int64)
     start = start_pos.to(torch.int64)
     active = (start >= 0) & (length > 0)
@@ -18,7 +21,6 @@ def _owners(
     first = start.div(ratio, rounding_mode="floor")
     count = torch.where(active, (start + length).div(ratio, rounding_mode="floor") - first, 0)
     ends = count.cumsum(0)
-    row = torch.arange(num_rows, device=ends.device)
     request = torch.searchsorted(ends, row, right=True)
     owned = request < ends.numel()
     request = torch.where(owned, request, 0)
@@ -48,7 +50,9 @@ def compressor_rows(
     column, offset = group // block_size, group % block_size
     position = group * ratio
     valid = valid & (column < block_table.shape[1]) & (position < cos_table.shape[0])
-    page = block_table[request, torch.where(valid, column, 0)].to(torch.int64)
+    # without requests a table may have no row to look at
+    table = block_table if block_table.shape[0] else block_table.new_full((1, 1), -1)
+    page = table[request, torch.where(valid, column, 0)].to(torch.int64)
     slot = page * block_size + offset
     valid = valid & (page >= 0) & (slot <= INT32_MAX)
     if out_slots.dim() == 1:

@@ -145,6 +145,6 @@ def compressor_rows(
         BLOCK_SHIFT=power_shift(block_size),
         ROTARY=cos_table.shape[1],
         BLOCK_ROTARY=triton.next_power_of_2(cos_table.shape[1]),
-        BLOCK_REQS=triton.next_power_of_2(start_pos.numel()),
+        BLOCK_REQS=triton.next_power_of_2(max(start_pos.numel(), 1)),
         BLOCK=ROWS_PER_PROGRAM,
     )

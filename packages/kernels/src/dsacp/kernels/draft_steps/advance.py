@@ -68,11 +68,17 @@ def limit_lengths(
 
 
 def first_step_values(
-    starts: Tensor, lens: Tensor, shard: TokenShard, causal: bool, over: Tensor
+    starts: Tensor,
+    lens: Tensor,
+    shard: TokenShard,
+    causal: bool,
+    over: Tensor,
+    max_model_len: int,
 ) -> StepValues:
     """Return the first step from its starts [R+1] and lengths [R], 0 on padded rows.
 
-    Rows in ``over``, bool [R], keep position 0 and have no slot.
+    Rows in ``over``, bool [R], keep position 0 and have no slot. A block that is not causal may
+    reach past ``max_model_len``, where a slot would be another request's: it has none there.
     """
     begins, ends = starts[:-1], starts[1:]
     local = starts.clamp(shard.start, shard.end).sub_(shard.start)
@@ -93,6 +99,8 @@ def first_step_values(
         "start_pos": start_pos,
         "positions": position.clamp(min=0),
     }
+    if not causal:
+        position = position.masked_fill(position >= max_model_len, -1)
     return StepValues(fields, position, row)
 
 

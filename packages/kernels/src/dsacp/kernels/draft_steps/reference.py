@@ -47,10 +47,13 @@ def draft_steps(
     limited = lens
     if first_step and call.causal:
         limited, over = limit_lengths(lens, first_step, call.max_model_len, call.saturate)
-    steps = [first_step_values(starts, limited, shards[0], call.causal, over)]
+    steps = [first_step_values(starts, limited, shards[0], call.causal, over, call.max_model_len)]
     if len(row_counts) > 1:
         base = torch.where(lens > 0, lens - num_rejected[:rows], DEAD)
-        base.masked_fill_(over, call.max_model_len)
+        if not call.saturate:
+            # without a token of its own a row has no slot, like one that the host has reset
+            fewest = first_step if call.causal else 0
+            base.masked_fill_(over | ((lens > 0) & (base <= fewest)), call.max_model_len)
         stop = real if call.repeat_padding else None
         steps += later_step_values(
             base, stop, row_counts, shards, call.max_model_len, call.saturate

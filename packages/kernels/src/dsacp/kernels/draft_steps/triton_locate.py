@@ -76,7 +76,11 @@ def first_tokens(
     length, over = limit_length(length, bank, max_model_len, SATURATE, CAUSAL)
     position = tl.maximum(length - (end - begin), 0) + token - begin
     cached = tl.where((length > 0) & (over == 0), position, -1)
-    return tl.maximum(cached, 0), cached, request
+    position = tl.maximum(cached, 0)
+    if not CAUSAL:
+        # a block may reach past the limit, where a slot would be another request's
+        cached = tl.where(position >= max_model_len, -1, cached)
+    return position, cached, request
 
 
 @triton.jit
@@ -140,14 +144,16 @@ def later_rows(
     """Return position, cache position, length, start and end of one-token rows, ``step`` >= 1."""
     length = tl.load(seq_lens + row, mask=row < rows, other=0)
     rejected = tl.load(num_rejected + row, mask=row < rows, other=0)
-    position = length - rejected + step - 1
-    position = tl.where((row < real) & (length > 0), position, -1)
+    alive = (row < real) & (length > 0)
+    base = length - rejected
+    position = tl.where(alive, base + step - 1, -1)
     if SATURATE:
         position = tl.minimum(position, max_model_len - 1)
         cached = position
     else:
         _length, reset = limit_length(length, bank, max_model_len, SATURATE, CAUSAL)
-        over = (position >= max_model_len) | (reset & (position >= 0))
+        fewest = bank if CAUSAL else 0
+        over = alive & ((position >= max_model_len) | (base <= fewest) | reset)
         cached = tl.where(over, -1, position)
         position = tl.where(over, 0, position)
     begin = row
