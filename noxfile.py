@@ -17,7 +17,7 @@ nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = False  # `summary` names them instead
 nox.options.download_python = "never"
 nox.options.sessions = ["lint", "types", "layers", "tests", "integration"]
-nox.options.sessions += ["triton", "hivm", "ascend", "summary"]
+nox.options.sessions += ["triton", "hivm", "vllm", "ascend", "summary"]
 
 PYTHON = "3.11"
 TORCH = "2.13.0"
@@ -151,6 +151,8 @@ def vllm_slow(session: nox.Session) -> None:
 def serve_demo(session: nox.Session) -> None:
     """`dsacp serve-demo` in real vLLM; arguments after `--` go to it."""
     support.install(session, *support.PACKAGES, extra=support.VLLM)
+    if "--v2" in session.posargs:
+        session.install(*support.TRITON)
     session.run("dsacp", "serve-demo", *session.posargs, env=support.ONE_THREAD)
 
 

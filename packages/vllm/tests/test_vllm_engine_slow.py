@@ -45,16 +45,16 @@ def test_prefix_caching_and_dynamic_draft_tokens(figures) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="V2 needs Triton")
 @pytest.mark.parametrize("tp", [1, 2])
 def test_v2_updates_its_metadata_in_place(figures, tp) -> None:
-    """Under Triton's interpreter: minutes."""
+    """Under Triton's interpreter: minutes. One rank is compared with the stock builder too."""
     plain = run_forked(replace(CROWDED, tp=tp))
-    ours = run_forked(
-        replace(CROWDED, tp=tp, draft_tokens=K, dsacp=True, v2=True), timeout_s=LIMIT_S
-    )
+    drafting = replace(CROWDED, tp=tp, draft_tokens=K, v2=True)
+    ours = run_forked(replace(drafting, dsacp=True), timeout_s=LIMIT_S)
     figures(f"V2 TP={tp} ours", ours, plain)
-    stock = run_forked(replace(CROWDED, tp=tp, draft_tokens=K, v2=True), timeout_s=LIMIT_S)
-    figures(f"V2 TP={tp} stock", stock, plain)
     assert ours.tokens == plain.tokens
-    assert (ours.drafts, ours.accepted) == (stock.drafts, stock.accepted)
     assert ours.violations == []
     assert len(ours.reports) == 2 * tp
     assert ours.calls()["update_draft_decode_metadata[0]"] > 0
+    if tp == 1:
+        stock = run_forked(drafting, timeout_s=LIMIT_S)
+        figures("V2 TP=1 stock", stock, plain)
+        assert (ours.drafts, ours.accepted) == (stock.drafts, stock.accepted)
