@@ -97,10 +97,9 @@ def test_registering_twice_wraps_once() -> None:
     assert swa.DeepseekV4SWACache.__init__ is wrapped
 
 
-def test_only_draft_layers_are_adopted() -> None:
+def draft_engine(**changes):
+    """What the plug-in reads of an engine's configuration, and a draft layer's window cache."""
     from vllm.v1.attention.backends.mla import sparse_swa as swa
-
-    from dsacp.vllm.plugin import adopt
 
     config = SimpleNamespace(
         additional_config={"enable_dsa_cp": True},
@@ -110,11 +109,61 @@ def test_only_draft_layers_are_adopted() -> None:
             hf_config=SimpleNamespace(compress_ratios=[1, 4], num_hidden_layers=2)
         ),
     )
-    stock = swa.DeepseekSparseSWABackend
+    layer = SimpleNamespace(
+        prefix="model.layers.2.attn.swa_cache", backend_cls=swa.DeepseekSparseSWABackend
+    )
+    return SimpleNamespace(**{**vars(config), **changes}), layer, swa
+
+
+def test_only_draft_layers_are_adopted() -> None:
+    from dsacp.vllm.plugin import adopt
+
+    config, draft, swa = draft_engine()
+    stock = draft.backend_cls
     target = SimpleNamespace(prefix="model.layers.1.attn.swa_cache", backend_cls=stock)
-    draft = SimpleNamespace(prefix="model.layers.2.attn.swa_cache", backend_cls=stock)
     assert not adopt(target, config, swa)
     assert target.backend_cls is stock
     assert adopt(draft, config, swa)
     assert draft.backend_cls.get_name() == "DSACP_SPARSE_SWA"
     assert issubclass(draft.backend_cls.get_builder_cls(), stock.get_builder_cls())
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline parallelism of 2"),
+        ({"prefill_context_parallel_size": 2}, "prefill context parallelism of 2"),
+        (
+            {"decode_context_parallel_size": 2, "tensor_parallel_size": 2},
+            "decode context parallelism of 2",
+        ),
+        ({"enable_dbo": True}, "ubatching"),
+    ],
+    ids=["pp", "pcp", "dcp", "dbo"],
+)
+def test_the_engines_own_parallel_settings_make_us_stand_aside(
+    settings, said, caplog, monkeypatch
+) -> None:
+    from vllm.config import ParallelConfig
+
+    from dsacp.vllm import plugin
+
+    monkeypatch.setattr(plugin, "_STATE", set())
+    monkeypatch.setattr(plugin.logger, "propagate", True)
+    real = ParallelConfig(**settings, distributed_executor_backend="mp")
+    config, layer, swa = draft_engine(parallel_config=real)
+    stock = layer.backend_cls
+    with caplog.at_level("WARNING", logger=plugin.logger.name):
+        assert not plugin.adopt(layer, config, swa)
+    assert layer.backend_cls is stock
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(f"dsacp stands aside, the engine is unchanged: found {said}")
+
+
+def test_a_plain_parallel_configuration_is_served() -> None:
+    from vllm.config import ParallelConfig
+
+    from dsacp.vllm.settings import blockers
+
+    config, _, _ = draft_engine(parallel_config=ParallelConfig())
+    assert list(blockers(config)) == []
