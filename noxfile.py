@@ -141,7 +141,7 @@ def ascend(session: nox.Session, version: str) -> None:
 
 @nox.session(python=PYTHON, tags=["slow"])
 def vllm_slow(session: nox.Session) -> None:
-    """Long runs in real vLLM: prefix caching, dynamic draft tokens, the V2 runner."""
+    """Long runs in real vLLM: its V2 runner, under Triton's interpreter."""
     support.install(session, *support.PACKAGES, groups=["test"], extra=support.VLLM)
     session.install(*support.TRITON)  # by itself: the overrides leave it out
     support.pytest(session, "packages/vllm/tests", "-m", "slow")

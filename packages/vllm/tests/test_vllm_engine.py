@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from dsacp.vllm.engine import run_forked
-from dsacp.vllm.scenario import CROWDED, Outcome
+from dsacp.vllm.scenario import CROWDED, Outcome, Scenario
 
 if importlib.util.find_spec("vllm") is None:
     pytest.skip("needs vLLM: nox -s vllm", allow_module_level=True)
@@ -74,6 +74,31 @@ def test_v1_on_two_ranks_shards_the_draft_layers_tokens(figures) -> None:
     assert [len(tokens) for tokens in sharded.tokens] == LENGTHS
     check_ours(sharded, instances=4)
     assert sharded.guarded()["padding_rows"] > 0
+
+
+def test_prefix_caching_and_dynamic_draft_tokens(figures) -> None:
+    """Prompts share two blocks of 256 (drafting recomputes the last); K follows the batch size."""
+    cached = Scenario(
+        prompts=(560, 17, 540, 33),
+        max_tokens=24,
+        shared_prefix=512,
+        options={"enable_prefix_caching": True, "max_num_seqs": 2, "max_model_len": 1024},
+    )
+    plain = run_forked(cached)
+    schedule = {
+        "method": "mtp",
+        "num_speculative_tokens": K,
+        "num_speculative_tokens_per_batch_size": [[1, 1, 3], [2, 4, 1]],
+    }
+    options = {**cached.options, "speculative_config": schedule}
+    ours = run_forked(replace(cached, draft_tokens=K, dsacp=True, options=options))
+    figures(f"V1 prefix cache ({ours.cached_tokens} tokens), dynamic K", ours, plain)
+    assert plain.cached_tokens > 0
+    assert ours.cached_tokens > 0
+    assert ours.tokens == plain.tokens
+    assert ours.violations == []
+    calls = ours.calls()
+    assert calls["build_for_drafting[0]"] > calls.get("build_for_drafting[2]", 0)
 
 
 def test_an_unsupported_feature_leaves_the_engine_as_it_was(plain) -> None:
