@@ -147,6 +147,47 @@ def test_table_on_the_host(policy):
     )
 
 
+@pytest.fixture
+def npu_variant(monkeypatch):
+    """Launch what an NPU would get: no path in int64."""
+    from dsacp.kernels.sas_plan import triton
+
+    chosen = triton.constants
+    monkeypatch.setattr(triton, "constants", lambda _: chosen("npu"))
+
+
+@pytest.mark.usefixtures("npu_variant")
+@pytest.mark.parametrize("seed", range(100, 164 if GPU else 103))
+def test_npu_variant_plans_the_same(seed):
+    rng = random.Random(seed)
+    compare([(*random_batch(rng), random_spec(rng), rng.randint(0, 1), -1) for _ in range(6)])
+
+
+@pytest.mark.usefixtures("npu_variant")
+@pytest.mark.parametrize("policy", [0, 1])
+@pytest.mark.parametrize("spec", [qli(cores=4), sas(128, A5, 8, ratio=4)], ids=["indexer", "pairs"])
+def test_npu_variant_stays_legal_beyond_int32(spec, policy):
+    """Every row once and enough work on every core; word 8 of pairs reaches the true count."""
+    starts, lens = [0, 32768, 32769, 40000], [1000000, 9, 900000]
+    words, guide = torch.full((2, PLAN_WORDS), POISON, dtype=torch.int32)
+    plan = plan_table([(0, 0, 0, len(lens), *spec, policy, -1, 0, 0)])
+    inputs = torch.tensor(starts).int(), torch.tensor(lens).int()
+    sas_plan(*inputs, guide, plan, impl="reference")
+    found = words.to(DEVICE)
+    sas_plan(*(x.to(DEVICE) for x in inputs), found, plan.to(DEVICE), impl="triton")
+    paired = spec[1] == 128
+    size = 9 if paired else 8
+    records = found[: 8 * size].view(8, size)[:: 2 if paired else 1][:4].tolist()
+    cursor = [0, 0]
+    for enabled, *start_end in (record[:7] for record in records):
+        assert enabled == 1
+        assert start_end[:3] == [*cursor, 0]
+        assert cursor < start_end[3:5]
+        cursor = start_end[3:5]
+    assert cursor == [len(lens), 0]
+    assert not paired or found[8].item() >= guide[8].item() > 0
+
+
 @pytest.mark.skipif(not GPU, reason="no CUDA device: a graph cannot be captured")
 def test_capture_with_a_table_on_the_host():
     starts, lens = (torch.tensor(v).int() for v in ([0, 4, 8], [900, 77]))

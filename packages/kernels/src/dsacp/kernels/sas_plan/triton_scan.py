@@ -3,13 +3,7 @@
 import triton
 import triton.language as tl
 
-from dsacp.kernels.sas_plan.triton_costs import ends_of_request, row_costs, until
-
-
-@triton.jit
-def larger(left, right):
-    """Combine of a running maximum."""
-    return tl.maximum(left, right)
+from dsacp.kernels.sas_plan.triton_costs import ends_of_request, until
 
 
 @triton.jit
@@ -34,51 +28,25 @@ def request_sums(
 
 
 @triton.jit
-def flatten_rows(
-    flat, first, room, cost, query_len, seq_len, kind, family, block_shift, per_block, span, reach,
-    ratio_shift, cap,
-):  # fmt: skip
-    """Write the costs of all rows of short requests, from index ``first``; return the index after.
-
-    More than eight rows of a request are no longer short: then, and where there is no ``room``, an
-    index past it comes back.
-    """
-    rows = tl.where(kind == 1, (query_len + 3) >> 2, query_len)
-    rows = tl.where(cost > 0, rows, 0).to(tl.int32)
-    end = first + tl.cumsum(rows, 0)
-    most = tl.max(rows, 0)
-    spent = cost * 0
-    for row in range(0, tl.minimum(most, 8)):
-        one, _last = row_costs(
-            spent * 0 + row, query_len, seq_len, kind, family, block_shift, per_block, span, reach,
-            ratio_shift, cap,
-        )  # fmt: skip
-        one = tl.where(row == rows - 1, cost - spent, one)
-        spent += one
-        at = end - rows + row
-        tl.store(flat + at, one, mask=(row < rows) & (at < room))
-    return tl.where(most > 8, room + 1, tl.max(end, 0))
-
-
-@triton.jit
 def scan_requests(
-    query_start_loc, seq_lens, scratch, stride, room, paired, policy, rows, kind, family,
-    block_shift, per_block, span, reach, ratio_shift, cap, LANES: tl.constexpr,
+    query_start_loc, seq_lens, shift, scratch, stride, paired, rows, kind, family, block_shift,
+    per_block, span, reach, ratio_shift, cap, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Fill the scratch; return total cost, costliest row, longest query, short rows.
+    """Fill the scratch; return total cost, costliest row, longest query, and a bound of the total.
 
-    Scratch of a plan, int64, each of ``stride`` entries: cost before every request; cost up to
-    which a core must be allowed to swallow it; cost before it less ``until`` of its first row; and,
-    for paired cores, the first and the third of KV blocks. For the balanced policy, ``room`` costs
-    of single rows follow; more rows than that are not short.
+    Scratch of a plan, of the type that costs have, five arrays of ``stride`` entries: cost before
+    every request; cost up to which a core must be allowed to swallow it, less than any limit where
+    it has no cost; cost before it less ``until`` of its first row; and, for paired cores, the
+    first and the third of KV blocks. The bound is float32: with it one knows whether sums wrapped.
+    Lengths are taken divided by ``2 ** shift``.
     """
+    dtype: tl.constexpr = scratch.dtype.element_ty
     lane = tl.arange(0, LANES)
-    total = tl.full([], 0, tl.int64)
-    blocks = tl.full([], 0, tl.int64)
-    swallow = tl.full([], 0, tl.int64)
-    peak = tl.full([], 0, tl.int64)
+    total = tl.full([], 0, dtype)
+    blocks = tl.full([], 0, dtype)
+    peak = tl.full([], 0, dtype)
     longest = tl.full([], 0, tl.int32)
-    flat = tl.full([], 0, tl.int32)
+    bound = tl.full([], 0.0, tl.float32)
     tl.store(scratch, total)
     tl.store(scratch + 3 * stride, blocks)
     for first in range(0, rows, LANES):
@@ -86,13 +54,13 @@ def scan_requests(
         valid = index < rows
         begin = tl.load(query_start_loc + index, mask=valid, other=0)
         query_len = tl.load(query_start_loc + index + 1, mask=valid, other=0) - begin
-        seq_len = tl.load(seq_lens + index, mask=valid, other=0)
+        seq_len = tl.load(seq_lens + index, mask=valid, other=0) >> shift
         live = (query_len > 0) & (seq_len > 0)
         query_len = tl.where(live, query_len, 1)
         many = tl.max(query_len, 0)
         longest = tl.maximum(longest, many)
-        query_len = query_len.to(tl.int64)
-        seq_len = tl.where(live, seq_len, 1).to(tl.int64)
+        query_len = query_len.to(dtype)
+        seq_len = tl.where(live, seq_len, 1).to(dtype)
         short, last, largest = ends_of_request(
             query_len, seq_len, kind, family, block_shift, per_block, span, reach, ratio_shift, cap
         )
@@ -106,11 +74,11 @@ def scan_requests(
                 cap,
             )  # fmt: skip
             cost += short
+        largest = tl.where(live, largest, 0)
         cost = tl.where(live, cost, 0)
         end = total + tl.cumsum(cost, 0)
-        # A request without cost keeps the key before it and is swallowed with its predecessor.
-        key = tl.maximum(tl.where(cost > 0, end - (last >> 1), 0), swallow)
-        key = tl.associative_scan(key, 0, larger)
+        # A request without cost is swallowed with its predecessor: no limit keeps it out.
+        key = tl.where(largest > 0, end - (last >> 1), -1)
         tl.store(scratch + 1 + index, end, mask=valid)
         tl.store(scratch + stride + index, key, mask=valid)
         tl.store(scratch + 2 * stride + index, end - cost - base, mask=valid)
@@ -120,12 +88,8 @@ def scan_requests(
             tl.store(scratch + 3 * stride + 1 + index, block_end, mask=valid)
             tl.store(scratch + 4 * stride + index, block_end - number - base_blocks, mask=valid)
             blocks = tl.max(block_end, 0)
-        if (policy == 1) & (flat <= room):
-            flat = flatten_rows(
-                scratch + 5 * stride, flat, room, cost, query_len, seq_len, kind, family,
-                block_shift, per_block, span, reach, ratio_shift, cap,
-            )  # fmt: skip
         total = tl.max(end, 0)
-        swallow = tl.max(key, 0)
-        peak = tl.maximum(peak, tl.max(tl.where(cost > 0, largest, 0), 0))
-    return total, peak, longest, flat
+        peak = tl.maximum(peak, tl.max(largest, 0))
+        count = tl.where(kind == 1, (query_len + 3) >> 2, query_len)
+        bound += tl.sum(count.to(tl.float32) * largest.to(tl.float32), 0)
+    return total, peak, longest, bound

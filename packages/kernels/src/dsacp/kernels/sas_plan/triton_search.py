@@ -7,52 +7,78 @@ from dsacp.kernels.sas_plan.triton_costs import row_costs, until
 
 
 @triton.jit
-def count_requests(marks, starts, low, high, limit, used, LANES: tl.constexpr):
-    """First request in ``[low, high)`` whose mark exceeds ``limit``, or ``high``; the cost there.
-
-    ``used`` is the cost at ``low``. Neighbours are tried first: a core takes few of many requests.
-    """
+def pass_requests(starts, keys, first, rows, limit, LANES: tl.constexpr):
+    """How many of ``LANES`` requests from ``first`` on ``limit`` lets pass, and the cost after."""
     lane = tl.arange(0, LANES)
-    step = 1
-    while low < high:
-        probe = low + lane * step + (step - 1)
-        inside = probe < high
-        mark = tl.load(marks + probe, mask=inside, other=0).to(limit.dtype)
-        start = tl.load(starts + 1 + probe, mask=inside, other=0).to(limit.dtype)
-        passes = inside & (mark <= limit)
-        passed = tl.sum(passes.to(tl.int32), 0)
-        used = tl.maximum(used, tl.max(tl.where(passes, start, 0), 0))
-        low = low + passed * step
-        high = tl.where(passed == LANES, high, tl.minimum(high, low + step - 1))
-        step = tl.maximum((high - low + (LANES - 1)) // LANES, 1)
-    return low, used
+    inside = first + lane < rows
+    key = tl.load(keys + first + lane, mask=inside, other=0)
+    end = tl.load(starts + 1 + first + lane, mask=inside, other=0)
+    passes = inside & (key <= limit)
+    over = tl.min(tl.where(passes, LANES, lane), 0)
+    # What has no cost passes wherever it stands.
+    return over, tl.max(tl.where(passes & (key >= 0), end, 0), 0)
+
+
+@triton.jit
+def next_marks(starts, first, rows, limit, LANES: tl.constexpr):
+    """First request of the next block that may have one which ``limit`` keeps out."""
+    probe = first + (tl.arange(0, LANES) + 2) * LANES
+    mark = tl.load(starts + probe, mask=probe <= rows, other=0)
+    passes = (probe <= rows) & (mark <= limit)
+    return first + (1 + tl.sum(passes.to(tl.int32), 0)) * LANES
+
+
+@triton.jit
+def whole_requests(scratch, stride, first, rows, limit, used, LANES: tl.constexpr):
+    """Request that ``limit`` keeps out, where the block before it begins, and the cost before it.
+
+    ``first`` is at or before the block to begin with, and ``used`` the cost there or more.
+    """
+    keys = scratch + stride
+    over, spent = pass_requests(scratch, keys, first, rows, limit, LANES)
+    while over == LANES:
+        first = next_marks(scratch, first, rows, limit, LANES)
+        spent = tl.maximum(spent, tl.load(scratch + tl.minimum(first, rows)))
+        over, more = pass_requests(scratch, keys, first, rows, limit, LANES)
+        spent = tl.maximum(spent, more)
+    return first, tl.minimum(first + over, rows), tl.maximum(used, spent)
+
+
+@triton.jit
+def quotient(rest, cost):
+    """Rows of one cost in ``rest``, in float32, which margins of two rows make up for."""
+    return (rest.to(tl.float32) / tl.maximum(cost, 1).to(tl.float32)).to(tl.int32)
 
 
 @triton.jit
 def narrow_rows(
-    low, high, rest, query_len, seq_len, kind, family, block_shift, per_block, span, reach,
-    ratio_shift, cap,
+    low, high, rest, peak, query_len, seq_len, kind, family, block_shift, per_block, span, reach,
+    ratio_shift, cap, LANES: tl.constexpr,
 ):  # fmt: skip
-    """Range of the first row whose end exceeds ``rest``, where rows only grow dearer."""
+    """Range of the first row whose end exceeds ``rest``, where rows only grow dearer.
+
+    No row costs more than ``peak``; where that is not close enough the last of the range tells.
+    """
     cost, _ = row_costs(
         low.to(rest.dtype), query_len, seq_len, kind, family, block_shift, per_block, span, reach,
         ratio_shift, cap,
     )  # fmt: skip
-    # A row may exceed the rest by half of its last block, hence by half of its cost. Quotients
-    # are float32, which the margins of two rows make up for.
-    most = (rest.to(tl.float32) / tl.maximum(cost, 1).to(tl.float32)).to(tl.int32) + 3
-    high = tl.where((cost > 0) & (most < high - low), low + most, high)
-    cost, _ = row_costs(
-        high.to(rest.dtype), query_len, seq_len, kind, family, block_shift, per_block, span, reach,
-        ratio_shift, cap,
-    )  # fmt: skip
-    least = (rest.to(tl.float32) / tl.maximum(cost, 1).to(tl.float32)).to(tl.int32) - 3
-    return tl.minimum(low + tl.maximum(least, 0), high), high
+    # A row may exceed the rest by half of its last block, hence by half of its cost.
+    most = quotient(rest, cost) + 3
+    top = tl.where((cost > 0) & (most < high - low), low + most, high)
+    least = quotient(rest, peak) - 3
+    if top - low - least > LANES:
+        cost, _ = row_costs(
+            top.to(rest.dtype), query_len, seq_len, kind, family, block_shift, per_block, span,
+            reach, ratio_shift, cap,
+        )  # fmt: skip
+        least = quotient(rest, cost) - 3
+    return tl.minimum(low + tl.maximum(least, 0), top), top
 
 
 @triton.jit
 def count_rows(
-    low, high, limit, used, origin, half, query_len, seq_len, kind, family, block_shift, per_block,
+    low, high, limit, used, peak, origin, query_len, seq_len, kind, family, block_shift, per_block,
     span, reach, ratio_shift, cap, LANES: tl.constexpr,
 ):  # fmt: skip
     """First row in ``[low, high)`` whose end exceeds ``limit``, or ``high``, and the cost there.
@@ -62,8 +88,8 @@ def count_rows(
     lane = tl.arange(0, LANES)
     if (high - low > LANES) & (reach == 0):
         low, high = narrow_rows(
-            low, high, limit - used, query_len, seq_len, kind, family, block_shift, per_block, span,
-            reach, ratio_shift, cap,
+            low, high, limit - used, peak, query_len, seq_len, kind, family, block_shift, per_block,
+            span, reach, ratio_shift, cap, LANES,
         )  # fmt: skip
     while low < high:
         step = (high - low + (LANES - 1)) // LANES
@@ -78,7 +104,7 @@ def count_rows(
             cap,
         )  # fmt: skip
         cost += origin
-        passes = (probe < high) & (cost - tl.where(half > 0, last >> 1, 0) <= limit)
+        passes = (probe < high) & (cost - (last >> 1) <= limit)
         passed = tl.sum(passes.to(tl.int32), 0)
         used = tl.maximum(used, tl.max(tl.where(passes, cost, 0), 0))
         low = low + passed * step
@@ -130,51 +156,45 @@ def lane_rows(
 
 
 @triton.jit
-def lanes_walk(bound, cores, flat, count):
-    """Whether ``cores`` cores, each filled up to its lane's bound, hold the rows of ``flat``."""
-    used = bound * 0
-    opened = bound.to(tl.int32) * 0 + 1
-    for first in range(0, count, 8):
-        for index in tl.static_range(8):
-            at = first + index
-            cost = tl.load(flat + at, mask=at < count, other=0).to(bound.dtype)
-            fits = used + cost <= bound
-            used = tl.where(fits, used + cost, cost)
-            opened += tl.where(fits, 0, 1)
-    return opened <= cores
-
-
-@triton.jit
 def lanes_fit(
-    bound, total, cores, query_start_loc, seq_lens, scratch, stride, rows, bits, longest, kind,
-    family, block_shift, per_block, span, reach, ratio_shift, cap,
+    bound, total, cores, ends, query_start_loc, seq_lens, shift, scratch, stride, rows, bits,
+    longest, kind, family, block_shift, per_block, span, reach, ratio_shift, cap,
+    LANES: tl.constexpr, MAX_CORES: tl.constexpr,
 ):  # fmt: skip
-    """Whether ``cores`` cores, each filled up to its lane's bound, hold the batch."""
+    """Cores that hold the batch, each filled up to its lane's bound; too many where they do not.
+
+    Their ends (request and row) go to ``ends`` [2, MAX_CORES, LANES].
+    """
+    ends += tl.arange(0, LANES)
     request = bound.to(tl.int32) * 0
     row = bound.to(tl.int32) * 0
+    opened = bound.to(tl.int32) * 0
     used = bound * 0
-    for _core in range(0, cores):
+    for core in range(0, cores):
+        opened += (used < total).to(tl.int32)
         limit = tl.minimum(used + bound, total)
         after = bound.to(tl.int32) * 0
         for bit in range(0, bits):
             probe = after + (1 << (bits - 1 - bit))
-            mark = tl.load(scratch + probe, mask=probe <= rows, other=0).to(bound.dtype)
+            mark = tl.load(scratch + probe, mask=probe <= rows, other=0)
             after = tl.where((probe <= rows) & (mark <= limit), probe, after)
         moved = after > request
         request = after
         row = tl.where(moved, 0, row)
-        used = tl.where(moved, tl.load(scratch + request).to(bound.dtype), used)
+        used = tl.where(moved, tl.load(scratch + request), used)
         if longest > 1:
             inside = request < rows
             begin = tl.load(query_start_loc + request, mask=inside, other=0)
             query_len = tl.load(query_start_loc + request + 1, mask=inside, other=1) - begin
-            seq_len = tl.load(seq_lens + request, mask=inside, other=1)
+            seq_len = tl.load(seq_lens + request, mask=inside, other=1) >> shift
             origin = tl.load(scratch + 2 * stride + request, mask=inside, other=0)
             last_row = tl.where(kind == 1, (query_len + 3) >> 2, query_len) - 1
             row, spent = lane_rows(
-                row, tl.where(inside, last_row, row), limit, used, origin.to(bound.dtype),
+                row, tl.where(inside, last_row, row), limit, used, origin,
                 query_len.to(bound.dtype), seq_len.to(bound.dtype), kind, family, block_shift,
                 per_block, span, reach, ratio_shift, cap,
             )  # fmt: skip
             used = tl.where(inside, spent, used)
-    return used >= total
+        tl.store(ends + core * LANES, request)
+        tl.store(ends + (MAX_CORES + core) * LANES, row)
+    return tl.where(used < total, cores + 1, opened)
