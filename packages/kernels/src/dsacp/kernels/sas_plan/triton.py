@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dsacp.kernels.sas_plan.table import MAX_ROWS, check_plans
-from dsacp.kernels.sas_plan.triton_plan import plan_row
+from dsacp.kernels.sas_plan.triton_kernel import plan_row
 
 SCAN_LANES = 256
 """Requests scanned at once."""
