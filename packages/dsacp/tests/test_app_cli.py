@@ -4,13 +4,16 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
-from dsacp.app import commands, demo
+from dsacp.app import cli, commands, demo
 from dsacp.app.cli import app
+from dsacp.app.groups import kv_groups
 from dsacp.app.synthetic import synthetic_trace
 from dsacp.app.trace import dump_trace
 from dsacp.core import CapacityError
+from dsacp.drafting_cache import GroupSpec
 
 QUICK = [
     "replay",
@@ -61,7 +64,17 @@ def test_bad_line_exits_with_2_and_says_where(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tp", "0"], "--tp above 0"),
+        (["--tp", "0"], "--tp in 1..64 as a whole number, found 0"),
+        (["--tp", "128"], "--tp in 1..64 as a whole number, found 128"),
+        (["--step-ms", "nan"], "--step-ms above 0 and finite, found nan"),
+        (["--seed", "9" * 20], "--seed in "),
+        (["--capture-sizes", "1_0"], "numbers with commas, found '1_0'"),
+        (["--capture-sizes", "4000000000"], "numbers with commas, found '4000000000'"),
+        (["--max-model-len", "5"], "--max-model-len 5, found"),
+        (["--json", "/nonexistent/x.json"], "found no folder /nonexistent"),
+        (["--json", "/"], "--json / as a file that can be written, found a folder"),
+        (["--max-num-seqs", "5000", "--tp", "1"], "at most 16384 rows"),
+        (["--max-num-seqs", "100000000"], "found"),
         (["--layout", "rows"], "--layout as one of tokens, requests"),
         (["--capture-sizes", "4,x"], "numbers with commas"),
         (["--device", "tpu"], "--device as one of cpu, cuda"),
@@ -69,8 +82,64 @@ def test_bad_line_exits_with_2_and_says_where(tmp_path):
 )
 def test_bad_settings_exit_with_2(arguments, message):
     result = run(*QUICK, *arguments)
+    assert result.exit_code == 2, result.output
+    (line,) = result.stderr.splitlines()
+    assert message in line
+    assert "found" in line
+
+
+def test_a_gpu_that_is_not_there_exits_with_2(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = run(*QUICK, "--device", "cuda")
     assert result.exit_code == 2
-    assert message in result.stderr
+    assert "expected a GPU for --device cuda, found none" in result.stderr
+
+
+def test_the_report_is_known_to_be_writable_before_the_run(trace, tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "run_replay", lambda *_: pytest.fail("the replay ran"))
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    monkeypatch.setattr("os.access", lambda path, _mode: path != locked)
+    for path in (tmp_path, tmp_path / "no" / "x.json", locked / "x.json"):
+        assert run(*QUICK, "--trace", trace, "--json", path).exit_code == 2
+
+
+def test_a_report_that_cannot_be_written_after_all_is_no_mismatch(trace, tmp_path, monkeypatch):
+    monkeypatch.setattr(commands, "check_output", lambda _path: None)
+    result = run(*QUICK, "--trace", trace, "--json", tmp_path)
+    assert result.exit_code == 2
+    assert "to take the report, found: " in result.stderr
+
+
+def test_a_defect_exits_with_3_and_shows_where(monkeypatch, capsys):
+    """A traceback exited with 1, which says that something differs."""
+
+    def broken():
+        raise ZeroDivisionError("inside dsacp")
+
+    monkeypatch.setattr(cli, "app", broken)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 3
+    assert "ZeroDivisionError: inside dsacp" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["replay", "explain", "doctor"])
+def test_help_shows_every_help_text_whole(command):
+    """Brackets were taken for markup: "Tokens at which a request ends ."."""
+    shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "2000"}).output
+    parameters = get_command(app).commands[command].params
+    texts = [parameter.help for parameter in parameters if parameter.help]
+    assert len(texts) > 5
+    assert [text for text in texts if text not in shown] == []
+
+
+def test_kv_tokens_come_beside_one_block_a_request():
+    """The help promised preemption that the added blocks prevented."""
+    (group,) = kv_groups([GroupSpec("swa", 8)], 10, 5)
+    assert group.num_blocks == 1 + 2 + 5
+    shown = CliRunner().invoke(app, ["replay", "--help"], env={"COLUMNS": "2000"}).output
+    assert "beside one block for each of --max-num-seqs requests" in shown
 
 
 def test_a_mismatch_exits_with_1(trace, monkeypatch):
@@ -107,10 +176,28 @@ def test_explain_prints_the_split():
     assert "core" in result.output
 
 
-def test_explain_refuses_what_no_device_has():
-    result = run("explain", "--query-start-loc", "0,4", "--seq-lens", "50", "--ratio", 3)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--ratio", 3], "found 3"),
+        (["--cores", 0], "found 0"),
+        (["--policy", "x"], "found 'x'"),
+        (["--heads", 10**20], "num_heads >= 0 as a whole number below"),
+        (["--topk", 10**20, "--ratio", 4], "cmp_topk >= 0 as a whole number below"),
+        (["--window-left", -5], "window_left >= 0 as a whole number, found -5"),
+        (["--seq-lens", "99999999999"], "--seq-lens as numbers with commas"),
+        (["--seq-lens", "3"], "found 3 for the 4 queries of request 0"),
+        (["--query-start-loc", "4,0"], "from 0 on and never falling, found (4, 0)"),
+        (["--query-start-loc", "1,4"], "from 0 on and never falling, found (1, 4)"),
+        (["--query-start-loc", ","], "from 0 on"),
+        (["--query-start-loc", "0,2,4"], "found 3"),
+    ],
+)
+def test_explain_refuses_what_no_device_has(arguments, message):
+    result = run("explain", "--query-start-loc", "0,4", "--seq-lens", "50", *arguments)
     assert result.exit_code == 2
-    assert "Error" in result.stderr
+    (line,) = result.stderr.splitlines()
+    assert message in line
 
 
 def test_the_demo_names_what_to_install(monkeypatch):

@@ -129,3 +129,46 @@ def test_command_reads_a_model_and_exits_for_scripts(tmp_path: Path) -> None:
     assert "PROBLEM max_model_len 4096 exceeds the 512 rows" in answer.output
     missing = CliRunner().invoke(app, [*options, "--model-config", str(tmp_path / "none")])
     assert missing.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--max-num-seqs", "0"], "--max-num-seqs >= 1 as a whole number, found 0"),
+        (["--max-num-seqs", "4", "--tp", "0", "--capture-sizes", "4"], "--tp in 1..64"),
+        (["--max-num-seqs", "4", "--tp", "65"], "--tp in 1..64 as a whole number, found 65"),
+        (["--max-num-seqs", "4", "--draft-tokens", "1000000"], "--draft-tokens in 1..64"),
+        (["--max-num-seqs", "4", "--capture-sizes", "0"], "--capture-sizes >= 1"),
+        (["--max-num-seqs", "4", "--capture-sizes", "8,x"], "numbers with commas, found 'x'"),
+        (["--model-config", "/dev/zero"], "expected a regular file"),
+    ],
+)
+def test_bad_arguments_exit_with_2_and_one_line(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["doctor", "--no-hooks", *arguments])
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 200_000, "maximum recursion depth"),
+        ('{"qk_rope_head_dim": ' + "9" * 5000 + "}", "Exceeds the limit"),
+        ('{"qk_rope_head_dim": "x"}', "qk_rope_head_dim in"),
+        ('{"max_position_embeddings": 1e3}', "max_position_embeddings in"),
+        ('{"rope_scaling": "x"}', "rope_scaling, found str"),
+        ('{"rope_scaling": {"factor": 1e999}}', "factor in"),
+        ("[1]", "expected a JSON object"),
+    ],
+)
+def test_a_model_config_of_the_wrong_kind_exits_with_2(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(text)
+    result = CliRunner().invoke(app, ["doctor", "--no-hooks", "--model-config", str(path)])
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert message in line
+    assert len(line) < 400

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -5,11 +6,14 @@ import torch
 
 from dsacp.app.acceptance import GeometricAcceptance
 from dsacp.app.executors import warm_up_batch
+from dsacp.app.memory import needed_bytes
 from dsacp.app.passes import MetadataOnly
+from dsacp.app.report import report_rows
 from dsacp.app.scheduling import EngineStep, RowPlan
-from dsacp.app.session import prepare, run_replay
-from dsacp.app.settings import ReplayConfig, resolve
+from dsacp.app.session import make_setup, prepare, run_replay
+from dsacp.app.settings import ReplayConfig, SettingsError, default_captures, resolve
 from dsacp.app.synthetic import synthetic_trace
+from dsacp.app.trace import TraceRequest
 from dsacp.core import CapacityError, LayoutError
 
 TRACE = synthetic_trace(7, seed=3)
@@ -198,16 +202,93 @@ def test_limits_follow_the_trace_and_the_grid():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"tp": 0}, "--tp above 0, found 0"),
+        ({"tp": 0}, "--tp in 1..64 as a whole number, found 0"),
+        ({"tp": 65}, "--tp in 1..64 as a whole number, found 65"),
+        ({"tp": 2.0}, "--tp in 1..64 as a whole number, found 2.0"),
+        ({"draft_tokens": 65}, "--draft-tokens in 1..64"),
+        ({"seed": 10**20}, "--seed in -9223372036854775808..9223372036854775807"),
+        ({"max_model_len": 2**31}, "--max-model-len >= 2 .* below 2147483648"),
+        ({"acceptance": math.nan}, "--acceptance in 0..1, found nan"),
+        ({"step_ms": math.nan}, "--step-ms above 0 and finite, found nan"),
+        ({"step_ms": math.inf}, "--step-ms above 0 and finite, found inf"),
         ({"acceptance": 1.5}, "--acceptance in 0..1, found 1.5"),
         ({"padding": "zeros"}, "--padding as one of dummy, repeat, found 'zeros'"),
         ({"step_ms": -1.0}, "--step-ms above 0"),
-        ({"capture_sizes": (8, 0)}, "--capture-sizes above 0"),
+        ({"capture_sizes": (8, 0)}, "--capture-sizes >= 1 as a whole number, found 0"),
     ],
 )
 def test_settings_outside_their_range_are_named(changes, message):
     with pytest.raises(LayoutError, match=message):
         replace(BASE, **changes)
+
+
+def test_settings_that_the_buffers_refuse_at_capture_are_settings_errors():
+    """``--max-num-seqs 5000`` ended as if the replay had found a mismatch."""
+    with pytest.raises(SettingsError, match="at most 16384 rows in a planned step"):
+        run_replay(replace(BASE, tp=1, capture_sizes=None, max_num_seqs=5000), TRACE, silent)
+
+
+@pytest.mark.parametrize(
+    ("changes", "longest"),
+    [({}, 2_000_000_000), ({"max_model_len": 2**31 - 1}, 9), ({"capture_sizes": (40_000_000,)}, 9)],
+)
+@pytest.mark.parametrize("drafter", ["mtp", "none"])
+def test_what_exceeds_the_machine_is_refused_before_it_is_allocated(drafter, changes, longest):
+    trace = (TraceRequest(0.0, longest, 1),)
+    with pytest.raises((SettingsError, LayoutError), match=r"GiB|an arena below"):
+        make_setup(replace(BASE, drafter=drafter, **changes), trace)
+
+
+def test_memory_is_counted_as_it_is_allocated():
+    """Builders of two executors, on every rank; the caches of the model likewise."""
+    replay = prepare(BASE, TRACE, (0, 1))
+    setup = replay.setup
+    counted = needed_bytes(setup.limits, setup.capacity, None, TRACE, 2)
+    held = sum(
+        storage.nbytes
+        for executor in (replay._eager, replay._graph)
+        for rank in executor.ranks
+        for builder in rank.named.values()
+        for storage in builder.storages()
+    )
+    assert 0.8 * held < counted["buffers"] <= held
+    assert counted["block tables"] == sum(table.nbytes for table in setup.tables.tensors.values())
+
+
+def test_no_more_blocks_than_requests_can_use():
+    """``--kv-tokens 2000000000`` listed 250 million blocks before the first step."""
+    limits = resolve(replace(BASE, kv_tokens=2_000_000_000), TRACE)
+    assert limits.kv_tokens == BASE.max_num_seqs * limits.max_model_len
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_replay_that_ends_early_is_not_green(steps):
+    """A clock of NaN let three of five requests vanish, and nothing differed."""
+    replay = prepare(BASE, TRACE, (0,))
+    following = replay._scheduler.next_step
+    left = iter(range(steps))
+    replay._scheduler.next_step = lambda: None if next(left, None) is None else following()
+    result = replay.run(silent)
+    assert result.findings.mismatches == 0
+    assert result.steps == steps
+    assert not result.ok
+    assert f"of {len(TRACE)}, incomplete" in dict(report_rows(result))["requests"]
+    assert result.as_json()["complete"] is False
+
+
+def test_a_trace_of_which_nothing_runs_is_refused():
+    """``--max-model-len 5`` refused every request, and the replay was green after 0 steps."""
+    with pytest.raises(LayoutError, match=r"--max-model-len 2, found \d+ tokens in the shortest"):
+        resolve(replace(BASE, max_model_len=2), TRACE)
+    with pytest.raises(LayoutError, match="found an empty trace"):
+        resolve(BASE, ())
+
+
+def test_default_captures_are_few_however_many_requests():
+    assert default_captures(6, 4) == (4, 8, 16, 32)
+    assert default_captures(64, 1) == (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
+    assert default_captures(300, 1)[-4:] == (64, 128, 256, 512)
+    assert len(default_captures(100_000_000, 4)) < 40
 
 
 def test_warm_up_batch_is_uniform_and_metadata_only_reads_nothing():

@@ -14,6 +14,18 @@ from dsacp.drafting_cache import DraftMetadataBuilder
 from dsacp.graph import GraphGuard
 
 
+def capacity_of(config: ReplayConfig, limits: Limits) -> DraftCapacity:
+    """Return the bounds of every buffer."""
+    return DraftCapacity.from_config(
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
+        config.draft_tokens,
+        config.tp,
+        limits.capture_sizes,
+        config.layout,
+    )
+
+
 @dataclass(frozen=True)
 class Setup:
     """What all ranks and both executors of one replay share.
@@ -37,14 +49,7 @@ class Setup:
     @classmethod
     def of(cls, config: ReplayConfig, limits: Limits, plan: GroupPlan) -> "Setup":
         """Derive everything from settings; allocates the block tables."""
-        capacity = DraftCapacity.from_config(
-            limits.max_num_seqs,
-            limits.max_num_batched_tokens,
-            config.draft_tokens,
-            config.tp,
-            limits.capture_sizes,
-            config.layout,
-        )
+        capacity = capacity_of(config, limits)
         groups = (*plan.target_groups, *plan.draft_groups)
         caches = kv_groups(groups, limits.kv_tokens, limits.max_num_seqs)
         rows = max(capacity.max_reqs, capacity.max_rows)

@@ -1,17 +1,20 @@
 """What the commands do, apart from the command line so that its help needs no torch."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
 from rich.console import Console
 
 from dsacp.app.distributed import enter_processes, is_first, leave_processes
+from dsacp.app.files import check_output
 from dsacp.app.progress import bar
 from dsacp.app.report import print_report, write_json
 from dsacp.app.session import make_setup, run_replay
 from dsacp.app.settings import ReplayConfig
 from dsacp.app.trace import TraceRequest
+from dsacp.core import LayoutError, check_whole
 from dsacp.sas_metadata import SasSpec, plan_sas
 from dsacp.sas_metadata import explain as explain_words
 
@@ -22,6 +25,7 @@ def prepare(config: ReplayConfig, trace: Sequence[TraceRequest]) -> None:
     Raises:
         DsacpError: settings contradict each other, or do not fit the trace or the processes.
     """
+    check_output(config.json)
     enter_processes(config)
     make_setup(config, trace)
 
@@ -53,9 +57,27 @@ def explain(
     Raises:
         LayoutError: a value does not fit the others.
     """
+    _check_batch(query_start_loc, seq_lens)
+    for name, value in fields.items():
+        if isinstance(value, int):
+            check_whole(name, value, 0)
     starts = torch.tensor(query_start_loc, dtype=torch.int32)
     lengths = torch.tensor(seq_lens, dtype=torch.int32)
     spec = SasSpec(**fields)
     chosen: Any = policy
     words = plan_sas(spec, starts, lengths, policy=chosen)
     return explain_words(words, spec, starts, lengths)
+
+
+def _check_batch(query_start_loc: Sequence[int], seq_lens: Sequence[int]) -> None:
+    if query_start_loc[:1] != (0,) or list(query_start_loc) != sorted(query_start_loc):
+        raise LayoutError(
+            f"expected --query-start-loc from 0 on and never falling, found {query_start_loc}: "
+            "pass where each request's queries start, and their count"
+        )
+    for index, (pair, length) in enumerate(zip(pairwise(query_start_loc), seq_lens, strict=False)):
+        if 0 < length < pair[1] - pair[0]:
+            raise LayoutError(
+                f"expected --seq-lens with the queries counted, found {length} for the "
+                f"{pair[1] - pair[0]} queries of request {index}: pass KV lengths after the step"
+            )

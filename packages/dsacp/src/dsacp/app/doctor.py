@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from dsacp.app.doctor_host import Finding, hook_findings, host_findings, installed
-from dsacp.app.doctor_serving import Serving, read_model, serving_findings
+from dsacp.app.doctor_model import read_model
+from dsacp.app.doctor_serving import Serving, serving_findings
 
 __all__ = ["Serving", "examine", "exit_code", "read_model", "report"]
 

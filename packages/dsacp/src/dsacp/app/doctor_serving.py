@@ -1,20 +1,20 @@
 """Capacity, memory and warnings of a serving configuration; each names the report it comes from."""
 
-import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dsacp.app.doctor_host import Finding
 from dsacp.app.doctor_memory import memory_findings
+from dsacp.app.settings import WHOLE
 from dsacp.core import (
     CapacityError,
     DraftCapacity,
     LayoutError,
     align_capture_sizes,
+    check_whole,
     round_up,
 )
 
@@ -32,6 +32,9 @@ class Serving:
         max_model_len: longest request, None where not said.
         draft_eager: whether the speculative configuration says ``enforce_eager``.
         model: the model's ``config.json``.
+
+    Raises:
+        LayoutError: a count is outside its range.
     """
 
     max_num_seqs: int
@@ -43,6 +46,14 @@ class Serving:
     draft_eager: bool
     model: Mapping[str, Any]
 
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "draft_tokens", "tp"):
+            check_whole(f"--{name.replace('_', '-')}", getattr(self, name), *WHOLE[name])
+        if self.max_model_len is not None:
+            check_whole("--max-model-len", self.max_model_len, *WHOLE["max_model_len"])
+        for size in self.capture_sizes:
+            check_whole("every one of --capture-sizes", size, 1)
+
     @property
     def grid(self) -> int:
         """What a capture size must be a multiple of."""
@@ -52,24 +63,6 @@ class Serving:
     def usable(self) -> tuple[int, ...]:
         """Capture sizes on the grid."""
         return tuple(size for size in sorted(self.capture_sizes) if size % self.grid == 0)
-
-
-def read_model(path: Path | None) -> Mapping[str, Any]:
-    """Read a model's ``config.json`` (or the folder that holds it).
-
-    Raises:
-        LayoutError: the file is missing or no JSON object.
-    """
-    if path is None:
-        return {}
-    file = path / "config.json" if path.is_dir() else path
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise LayoutError(f"expected a model's config.json, found {file}: {error}") from None
-    if not isinstance(content, dict):
-        raise LayoutError(f"expected a JSON object in {file}, found {type(content).__name__}")
-    return content
 
 
 def serving_findings(serving: Serving) -> list[Finding]:

@@ -7,6 +7,7 @@ from rich.console import Console
 from rich.table import Table
 
 from dsacp.app.result import ReplayResult
+from dsacp.app.settings import SettingsError
 
 
 def print_report(result: ReplayResult, console: Console) -> None:
@@ -44,13 +45,21 @@ def report_rows(result: ReplayResult) -> list[tuple[str, str]]:
 
 
 def write_json(result: ReplayResult, path: Path) -> None:
-    """Write the report as JSON."""
-    path.write_text(json.dumps(result.as_json(), indent=2) + "\n", encoding="utf-8")
+    """Write the report as JSON.
+
+    Raises:
+        SettingsError: the file could not be written after all.
+    """
+    try:
+        path.write_text(json.dumps(result.as_json(), indent=2) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(f"expected --json {path} to take the report, found: {error}") from None
 
 
 def _requests(result: ReplayResult) -> str:
     refused = f", {result.refused} refused" if result.refused else ""
-    return f"{result.requests:,} finished{refused}, {result.preemptions} preemptions"
+    of = "" if result.complete else f" [red]of {result.expected_requests:,}, incomplete[/red]"
+    return f"{result.requests:,} finished{refused}{of}, {result.preemptions} preemptions"
 
 
 def _captured(result: ReplayResult) -> str:

@@ -29,6 +29,7 @@ class ReplayResult:
     """Counts of one replay.
 
     Attributes:
+        expected_requests: requests of the trace.
         steps: engine steps.
         requests: finished requests.
         refused: requests whose prompt leaves no room to generate.
@@ -49,6 +50,7 @@ class ReplayResult:
         smallest_margin: least distance of a chosen token's logit to the second best.
     """
 
+    expected_requests: int = 0
     steps: int = 0
     requests: int = 0
     refused: int = 0
@@ -70,8 +72,16 @@ class ReplayResult:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing differed and nothing moved."""
-        return not self.findings.mismatches and not self.findings.addresses_moved
+        """Whether the whole trace ran, nothing differed and nothing moved."""
+        found = self.findings
+        return self.complete and not found.mismatches and not found.addresses_moved
+
+    @property
+    def complete(self) -> bool:
+        """Whether every request ended, and some step was compared: nothing proves nothing."""
+        ended = self.requests + self.refused
+        compared = self.steps > 0 and self.findings.fields_compared > 0
+        return compared and ended == self.expected_requests
 
     @property
     def acceptance(self) -> dict[int, float]:
@@ -99,5 +109,6 @@ class ReplayResult:
         }
         row["acceptance"] = self.acceptance
         row["ok"] = self.ok
+        row["complete"] = self.complete
         row["steps_per_second"] = self.steps / self.seconds if self.seconds else None
         return row

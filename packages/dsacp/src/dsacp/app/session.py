@@ -10,10 +10,11 @@ import torch
 
 from dsacp.app import distributed
 from dsacp.app.acceptance import GeometricAcceptance
-from dsacp.app.builders import RankBuilders, Setup, guard_of
+from dsacp.app.builders import RankBuilders, Setup, capacity_of, guard_of
 from dsacp.app.drivers import Driver, SeededDriver
 from dsacp.app.executors import EagerExecutor, GraphExecutor
 from dsacp.app.groups import AttentionShape
+from dsacp.app.memory import check_memory
 from dsacp.app.model import ModelConfig
 from dsacp.app.model.driver import ModelDriver
 from dsacp.app.model.inputs import Conversations
@@ -23,8 +24,9 @@ from dsacp.app.model.weights import make_weights
 from dsacp.app.passes import MetadataOnly, Passes
 from dsacp.app.replay import Progress, Replay
 from dsacp.app.result import ReplayResult
-from dsacp.app.settings import ReplayConfig, resolve
+from dsacp.app.settings import ReplayConfig, SettingsError, resolve
 from dsacp.app.trace import TraceRequest
+from dsacp.core import CapacityError, LayoutError
 
 
 def run_replay(
@@ -72,7 +74,22 @@ def run_ranks(
         # The model's tensors are small too; more threads would only wait for each other.
         torch.set_num_threads(1)
     with torch.no_grad():
-        return prepare(config, trace, ranks).run(progress)
+        try:
+            replay = prepare(config, trace, ranks)
+        except (CapacityError, LayoutError, MemoryError, RuntimeError) as error:
+            raise _setting_at_fault(error) from error
+        return replay.run(progress)
+
+
+def _setting_at_fault(error: Exception) -> Exception:
+    """Tell settings that buffers or the allocator refuse from defects, which stay as they are."""
+    if isinstance(error, CapacityError | LayoutError):
+        return SettingsError(str(error))
+    memory = ("can't allocate", "not enough memory", "out of memory")
+    if isinstance(error, MemoryError) or any(words in str(error) for words in memory):
+        first = str(error).partition("\n")[0]
+        return SettingsError(f"expected settings that fit the memory, found: {first}: lower them")
+    return error
 
 
 def make_setup(
@@ -81,10 +98,17 @@ def make_setup(
     """Check the settings against the trace and derive everything from them.
 
     Raises:
-        DsacpError: settings contradict each other.
+        DsacpError: settings contradict each other, or do not fit this machine.
     """
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise SettingsError(
+            f"expected a GPU for --device cuda, found none that torch {torch.__version__} can use: "
+            "install a CUDA build of torch, or pass --device cpu"
+        )
     limits = resolve(config, trace)
     model = ModelConfig(seed=config.seed) if config.drafter == "mtp" else None
+    ranks = 1 if distributed.launched() else config.tp
+    check_memory(config, limits, capacity_of(config, limits), model, trace, ranks)
     shape = AttentionShape() if model is None else model.attention
     return Setup.of(config, limits, shape.plan(limits.max_model_len)), model
 
@@ -96,7 +120,12 @@ def prepare(config: ReplayConfig, trace: Sequence[TraceRequest], ranks: Sequence
     graph = [RankBuilders.of(setup, rank) for rank in ranks]
     guard = guard_of({"eager": eager, "graph": graph})
     sizes = setup.capacity.capture_sizes
-    result = ReplayResult(ranks=tuple(ranks), captured=sizes, asked=setup.limits.asked_sizes)
+    result = ReplayResult(
+        expected_requests=len(trace),
+        ranks=tuple(ranks),
+        captured=sizes,
+        asked=setup.limits.asked_sizes,
+    )
     driver: Driver
     passes: tuple[Passes, Passes]
     if model is None:

@@ -1,12 +1,22 @@
 """The settings of a replay, and the limits that follow from them and a trace."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args
 
 from dsacp.app.trace import TraceRequest
-from dsacp.core import LayoutError, StepLayout, align_capture_sizes, round_up
+from dsacp.core import (
+    INT32_MAX,
+    MAX_TP_SIZE,
+    DsacpError,
+    LayoutError,
+    StepLayout,
+    align_capture_sizes,
+    check_whole,
+    round_up,
+)
 
 Drafter = Literal["mtp", "none"]
 DeviceName = Literal["cpu", "cuda"]
@@ -20,6 +30,24 @@ CHOICES = {
     "padding": get_args(PaddingName),
     "overflow": get_args(OverflowName),
 }
+WHOLE = {
+    "requests": (1, INT32_MAX),
+    "max_num_seqs": (1, INT32_MAX),
+    "max_num_batched_tokens": (1, INT32_MAX),
+    "draft_tokens": (1, 64),
+    "tp": (1, MAX_TP_SIZE),
+    "max_model_len": (2, INT32_MAX),
+    "kv_tokens": (1, INT32_MAX),
+    "workers": (1, INT32_MAX),
+    "seed": (-(2**63), 2**63 - 1),
+}
+"""Ranges of whole numbers; what fits the machine beside them is known with the trace."""
+EVERY_EIGHTH = 64
+"""Requests up to which captures come in steps of 8; beyond, each holds twice as many."""
+
+
+class SettingsError(DsacpError):
+    """Settings ask for more than the machine or the buffers' limits allow."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +69,8 @@ class ReplayConfig:
         device: where metadata and model live.
         json: where to write the report as JSON.
         max_model_len: tokens at which a request ends; by default none of the trace reaches it.
-        kv_tokens: raw tokens that the KV caches hold.
+        kv_tokens: raw tokens that every KV group holds, in whole blocks, beside one block for each
+            of ``max_num_seqs`` requests; fewer cause preemption.
         layout: rows of draft steps >= 1 inside a bucket: padded requests, or padded tokens.
         padding: "dummy" requests (Ascend) or "repeat"-ed starts (vLLM V2).
         overflow: what draft steps do at max_model_len (design 5).
@@ -77,17 +106,21 @@ class ReplayConfig:
             choices = CHOICES.get(field.name)
             if choices is not None and value not in choices:
                 raise LayoutError(
-                    f"expected --{field.name} as one of {', '.join(choices)}, found {value!r}"
+                    f"expected --{field.name} as one of {', '.join(choices)}, found {value!r}: "
+                    "pass one of these"
                 )
-            counted = isinstance(value, int | float) and field.name not in ("acceptance", "seed")
-            if counted and value <= 0:
-                raise LayoutError(
-                    f"expected --{field.name.replace('_', '-')} above 0, found {value}"
-                )
+            if field.name in WHOLE and value is not None:
+                check_whole(f"--{field.name.replace('_', '-')}", value, *WHOLE[field.name])
+        if not 0.0 < self.step_ms < math.inf:
+            raise LayoutError(
+                f"expected --step-ms above 0 and finite, found {self.step_ms}: pass milliseconds"
+            )
         if not 0.0 <= self.acceptance <= 1.0:
-            raise LayoutError(f"expected --acceptance in 0..1, found {self.acceptance}")
-        if any(size <= 0 for size in self.capture_sizes or ()):
-            raise LayoutError(f"expected --capture-sizes above 0, found {self.capture_sizes}")
+            raise LayoutError(
+                f"expected --acceptance in 0..1, found {self.acceptance}: pass a chance"
+            )
+        for size in self.capture_sizes or ():
+            check_whole("every one of --capture-sizes", size, 1)
 
 
 @dataclass(frozen=True)
@@ -98,7 +131,7 @@ class Limits:
         max_num_seqs: requests of one step.
         max_num_batched_tokens: tokens of one step.
         max_model_len: tokens at which a request ends.
-        kv_tokens: raw tokens that every KV group can hold.
+        kv_tokens: raw tokens that every KV group can hold beside one block a request.
         capture_sizes: step-0 tokens to capture, on the grid of lcm(K+1, tp).
         asked_sizes: what they were rounded up from.
     """
@@ -117,14 +150,28 @@ def resolve(config: ReplayConfig, trace: Sequence[TraceRequest]) -> Limits:
     ``max_model_len`` leaves room for the longest request and its drafts. The KV caches hold half
     of what ``max_num_seqs`` longest requests would fill, and two of them at least: a mixed trace
     seldom preempts, so that most of its steps run by graph.
+
+    Raises:
+        LayoutError: the trace is empty, or no prompt in it leaves room to generate.
     """
+    if not trace:
+        raise LayoutError("expected at least one request, found an empty trace: pass another one")
     model = config.drafter == "mtp"
     seqs = config.max_num_seqs or (6 if model else 64)
     query_len = config.draft_tokens + 1
     budget = config.max_num_batched_tokens or max(64 if model else 2048, query_len)
     longest = max(request.input_length + request.output_length for request in trace)
     model_len = config.max_model_len or round_up(longest + 2 * query_len, 64)
-    kv_tokens = config.kv_tokens or max(2 * model_len, seqs * model_len // 2)
+    shortest = min(request.input_length for request in trace)
+    if shortest >= model_len:
+        raise LayoutError(
+            f"expected a prompt shorter than --max-model-len {model_len}, found {shortest} tokens "
+            "in the shortest: raise it, or every request is refused"
+        )
+    # a pool never holds more than every request at its longest
+    kv_tokens = min(
+        config.kv_tokens or max(2 * model_len, seqs * model_len // 2), max(2, seqs) * model_len
+    )
     given = config.capture_sizes
     sizes = default_captures(seqs, query_len) if given is None else given
     aligned = align_capture_sizes(sizes, config.draft_tokens, config.tp)
@@ -132,7 +179,12 @@ def resolve(config: ReplayConfig, trace: Sequence[TraceRequest]) -> Limits:
 
 
 def default_captures(max_num_seqs: int, query_len: int) -> tuple[int, ...]:
-    """Return sizes for 1, 2, 4 and then every 8 requests, up to ``max_num_seqs`` or just past."""
-    counts = [1, 2, 4, *range(8, round_up(max_num_seqs, 8) + 1, 8)]
+    """Return sizes for 1, 2, 4 and then every 8 requests, up to ``max_num_seqs`` or just past.
+
+    Beyond 64 requests each size is twice the one before: a capture takes time too.
+    """
+    counts = [1, 2, 4, *range(8, min(round_up(max_num_seqs, 8), EVERY_EIGHTH) + 1, 8)]
+    while counts[-1] < max_num_seqs:
+        counts.append(2 * counts[-1])
     useful = [count for count in counts if count // 2 < max_num_seqs or count < max_num_seqs + 8]
     return tuple(count * query_len for count in useful)

@@ -10,6 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from dsacp.app.files import read_text
 from dsacp.core import INT32_MAX, DsacpError
 
 CSV_COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
@@ -87,13 +88,7 @@ def _read(path: Path | None) -> tuple[str, str]:
     if path is None:
         source = resources.files("dsacp.app") / "data" / DEFAULT_TRACE
         return DEFAULT_TRACE, source.read_text(encoding="utf-8")
-    if path.exists() and not path.is_file():
-        # a device or a pipe may never end
-        raise TraceError(f"{path}: expected a regular file, found something else: copy it to one")
-    try:
-        return str(path), path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: expected a readable text file, found: {error}") from error
+    return str(path), read_text(path, TraceError)
 
 
 def _parse_csv(name: str, lines: list[str]) -> Iterator[TraceRequest]:
