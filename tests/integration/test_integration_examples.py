@@ -21,4 +21,20 @@ def test_examples_run_and_print_what_they_say(
     exec(compile(code, str(page), "exec"), {"__name__": page.stem})
     printed = iter(capsys.readouterr().out.splitlines())
     for stated in re.findall(r"  # -> (.*)$", code, re.MULTILINE):
-        assert any(stated.startswith(line) for line in printed), stated
+        assert any(says(stated, line) for line in printed), stated
+
+
+def says(stated: str, line: str) -> bool:
+    """Whether a line was stated, alone or before a remark; an empty line says nothing."""
+    return bool(line) and re.match(rf"{re.escape(line)}($|[,:] )", stated) is not None
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [("16", True), ("", False), ("1", False), ("17", False), ("16: three", False)],
+)
+def test_only_the_stated_text_counts_as_printed(line: str, expected: bool) -> None:
+    """A blank line that an example printed was taken for every text."""
+    assert says("16: three requests of K+1 tokens", line) is expected
+    assert says("16, a bucket", "16")
+    assert says("[4, 16, 16]", "[4, 16, 16]")

@@ -62,6 +62,8 @@ def test_golden_tokens_at_tp_4_with_three_drafts():
         lines = [f'"{key}": {json.dumps(value)}' for key, value in shown(run).items()]
         GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     assert shown(run) == json.loads(GOLDEN.read_text())
+    assert sorted(run.proposed) == [1, 2, 3]
+    assert all(run.accepted[at] > 0 for at in (1, 2, 3)), "no draft accepted at some position"
     assert run.smallest_margin > LEAST_MARGIN
 
 
@@ -71,6 +73,7 @@ def test_golden_tokens_hold_for_every_tp_eager_and_graph(tp: int, mode: Mode):
     run = serve(tp, 3, mode)
     assert shown(run) == json.loads(GOLDEN.read_text())
     assert run.smallest_margin > LEAST_MARGIN
+    assert all(run.accepted[at] > 0 for at in (1, 2, 3)), "no draft accepted at some position"
     assert set(run.buckets) - {0}, "no step used a captured bucket"
 
 
