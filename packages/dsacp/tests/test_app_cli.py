@@ -1,15 +1,17 @@
 import json
 import subprocess
 import sys
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from dsacp.app import cli, commands, demo
+from dsacp.app import bench, cli, commands, demo
 from dsacp.app.cli import app
 from dsacp.app.groups import kv_groups
+from dsacp.app.settings import ReplayConfig
 from dsacp.app.synthetic import synthetic_trace
 from dsacp.app.trace import dump_trace
 from dsacp.core import CapacityError
@@ -124,13 +126,13 @@ def test_a_defect_exits_with_3_and_shows_where(monkeypatch, capsys):
     assert "ZeroDivisionError: inside dsacp" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["replay", "explain", "doctor"])
+@pytest.mark.parametrize("command", ["replay", "explain", "doctor", "bench"])
 def test_help_shows_every_help_text_whole(command):
     """Brackets were taken for markup: "Tokens at which a request ends ."."""
     shown = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "2000"}).output
     parameters = get_command(app).commands[command].params
     texts = [parameter.help for parameter in parameters if parameter.help]
-    assert len(texts) > 5
+    assert len(texts) > 4
     assert [text for text in texts if text not in shown] == []
 
 
@@ -226,3 +228,35 @@ def test_help_imports_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_bench_compares_every_bucket():
+    result = run("bench", "--capture-sizes", "3,16", "--tp", 2)
+    assert result.exit_code == 0, result.output
+    assert "time by graph : eager" in result.output
+    assert " us)" not in result.output, "times of the reference on a CPU say little"
+    config = ReplayConfig(drafter="none", tp=2, capture_sizes=(3, 16))
+    ticks = count()
+    rows = list(bench.bench(config, clock=lambda: float(next(ticks))))
+    assert [(row.bucket, row.requests) for row in rows] == [(4, 1), (16, 4)]
+    assert all(0 < row.cost.graph_launches < row.cost.eager_launches for row in rows)
+    assert [row.ratio for row in rows] == [1.0, 1.0]
+    assert "(1,000,000 : 1,000,000 us)" in str(
+        list(bench.cost_table(rows, "cuda").columns[-1].cells)
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--capture-sizes", ""], "--capture-sizes to measure, found none"),
+        (["--capture-sizes", "x"], "numbers with commas, found 'x'"),
+        (["--tp", 65], "--tp in 1..64"),
+        (["--device", "npu"], "--device as one of cpu, cuda"),
+    ],
+)
+def test_bench_refuses_what_it_cannot_measure(arguments, message):
+    result = run("bench", *arguments)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert message in line

@@ -5,6 +5,7 @@ import traceback
 
 import typer
 
+from dsacp.app.cli_bench import bench
 from dsacp.app.cli_common import DEFECT
 from dsacp.app.cli_doctor import doctor
 from dsacp.app.cli_explain import explain
@@ -20,6 +21,7 @@ app = typer.Typer(
 app.command()(replay)
 app.command()(explain)
 app.command()(doctor)
+app.command()(bench)
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command("serve-demo", context_settings=_PASSED_ON, add_help_option=False)(serve_demo)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from dsacp.app.batches import HostBatch
@@ -142,10 +143,12 @@ class GraphExecutor:
         return graph.output
 
 
-def warm_up_batch(num_reqs: int, query_len: int, bucket: int | None) -> HostBatch:
+def warm_up_batch(
+    num_reqs: int, query_len: int, bucket: int | None, device: torch.device | str = "cpu"
+) -> HostBatch:
     """Return requests that have just begun; their block-table rows point at the null block."""
     row = RowPlan(-1, 0, query_len, query_len - 1, is_decode=True, samples=True)
-    return HostBatch.of(EngineStep(-1, 0.0, (row,) * num_reqs, True, ()), bucket)
+    return HostBatch.of(EngineStep(-1, 0.0, (row,) * num_reqs, True, ()), bucket, device)
 
 
 def _stage_warm_up(ranks: Sequence[RankBuilders], size: int) -> None:
