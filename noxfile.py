@@ -95,16 +95,7 @@ def triton(session: nox.Session) -> None:
 
 @nox.session(python=PYTHON)
 def hivm(session: nox.Session) -> None:
-    """Triton kernels, but for the planner, compiled to HIVM for Ascend NPUs (not run there)."""
-    _offline(session, support.TRITON_ASCEND)
-    # the open compiler refuses the planner, after minutes: `hivm_all` shows it
-    command = ["python", "tools/offline/compile_ascend.py", "--skip", "sas_plan"]
-    session.run(*command, env=support.ONE_THREAD)
-
-
-@nox.session(python=PYTHON, tags=["slow"])
-def hivm_all(session: nox.Session) -> None:
-    """All Triton kernels to HIVM; fails today at the planner, which the open compiler refuses."""
+    """Triton kernels compiled to HIVM for Ascend NPUs (not run there); the planner: minutes."""
     _offline(session, support.TRITON_ASCEND)
     session.run("python", "tools/offline/compile_ascend.py", env=support.ONE_THREAD)
 

@@ -15,6 +15,7 @@ from dsacp.kernels import (
     slot_mapping,
     sparse_attention,
 )
+from dsacp.kernels.sas_plan.triton import launch_rows
 from dsacp.rope_proxy import RopeConfig, RopeRegistry
 from dsacp.sas_metadata import QliSpec, SasSpec
 
@@ -88,6 +89,12 @@ def _small() -> None:
     )
 
 
+def _plan() -> None:
+    """One plan with its numbers as launch arguments; `target` has the table on the device."""
+    row = SasSpec(num_heads=64).plan_row(0, 0, 0, 4)
+    launch_rows(STARTS, LENS, torch.empty(1024, dtype=torch.int32), [list(row)])
+
+
 CASES: dict[str, Callable[[], None]] = {
     "draft": lambda: _builder(target=False, policy="upstream"),
     "target": lambda: _builder(target=True, policy="balanced"),
@@ -95,4 +102,5 @@ CASES: dict[str, Callable[[], None]] = {
     "topk": lambda: _attention(4, 512),
     "c128": lambda: _attention(128, 0),
     "small": _small,
+    "plan": _plan,
 }

@@ -10,6 +10,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from dsacp.kernels import Kernel
+from dsacp.kernels.sas_plan.triton import constants as plan_constants
 from dsacp.kernels.sparse_attention.triton import tile_sizes
 
 POINTERS = {
@@ -49,6 +50,8 @@ def record(call: Callable[[], object], device_type: str) -> list[Launch]:
         launch = _launch(kernel, args, kwargs)
         if launch.name == "sparse_attention":
             launch.constants.update(_attention_constants(launch, device_type))
+        if launch.name == "sas_plan":
+            launch.constants.update(plan_constants(device_type))
         launches.append(launch)
 
     with patch.object(JITFunction, "run", run), _forced_triton():
