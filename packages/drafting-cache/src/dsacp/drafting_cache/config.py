@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 import torch
 
-from dsacp.core import CapacityError, DraftCapacity, LayoutError, TokenShard
+from dsacp.core import CapacityError, DraftCapacity, LayoutError, TokenShard, check_whole
 from dsacp.drafting_cache.types import GroupSpec
 from dsacp.kernels import MAX_PLAN_ROWS
 from dsacp.rope_proxy import RopeRegistry
@@ -79,19 +79,13 @@ class BuilderConfig:
                 )
 
     def _check_ranges(self) -> None:
-        if not 1 <= self.num_steps <= self.capacity.num_draft_tokens:
-            raise LayoutError(
-                f"expected 1..{self.capacity.num_draft_tokens} steps, found {self.num_steps}"
-            )
+        check_whole("num_steps", self.num_steps, 1, self.capacity.num_draft_tokens)
+        check_whole("max_model_len", self.max_model_len, 1)
+        check_whole("guard_words", self.guard_words, 0)
         if not self.causal and self.num_steps != 1:
             raise LayoutError(
                 f"expected 1 step of a non-causal block, found {self.num_steps}: a block is "
                 "drafted at once, as step 0; translate the host's draft_index in its adapter"
-            )
-        if self.max_model_len < 1 or self.guard_words < 0:
-            raise LayoutError(
-                f"expected max_model_len >= 1 and guard_words >= 0, found {self.max_model_len} "
-                f"and {self.guard_words}"
             )
         for config in self.rope.configs():
             if config.table_length < self.max_model_len:

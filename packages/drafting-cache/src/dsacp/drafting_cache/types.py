@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dsacp.core import LayoutError, TokenShard
+from dsacp.core import LayoutError, TokenShard, check_whole
 from dsacp.kernels import CompressorRows
 from dsacp.rope_proxy import RopeRows
 from dsacp.sas_metadata import QliSpec, SasSpec
@@ -33,11 +33,8 @@ class GroupSpec:
     compressor: bool = False
 
     def __post_init__(self) -> None:
-        if self.block_size < 1 or self.compress_ratio < 1:
-            raise LayoutError(
-                f"expected block_size and compress_ratio >= 1 in group {self.name!r}, found "
-                f"{self.block_size} and {self.compress_ratio}"
-            )
+        check_whole(f"block_size of group {self.name!r}", self.block_size, 1)
+        check_whole(f"compress_ratio of group {self.name!r}", self.compress_ratio, 1)
         if self.compressor and self.compress_ratio == 1:
             raise LayoutError(
                 f"expected compress_ratio > 1 for the compressor of group {self.name!r}, found 1"

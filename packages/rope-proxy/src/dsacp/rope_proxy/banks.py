@@ -3,7 +3,14 @@
 import torch
 from torch import Tensor
 
-from dsacp.core import GUARD_WORD, BufferRegion, CapacityError, DraftCapacity, LayoutError
+from dsacp.core import (
+    GUARD_WORD,
+    BufferRegion,
+    CapacityError,
+    DraftCapacity,
+    LayoutError,
+    check_whole,
+)
 from dsacp.kernels import rope_gather
 from dsacp.rope_proxy.bank_plan import FIELDS, plan_banks
 from dsacp.rope_proxy.proxy import RopeDataProxy, RopeRows
@@ -46,10 +53,8 @@ class RopeBanks:
         group: str = DEFAULT_GROUP,
         guard_words: int = 16,
     ) -> None:
-        if num_steps < 1 or guard_words < 0:
-            raise LayoutError(
-                f"expected num_steps >= 1 and guard_words >= 0, found {num_steps}, {guard_words}"
-            )
+        check_whole("num_steps", num_steps, 1)
+        check_whole("guard_words", guard_words, 0)
         self.num_steps = num_steps
         self._layers = registry.layer_configs(group) if registry.layers else {}
         self.configs: tuple[RopeConfig, ...] = tuple(dict.fromkeys(self._layers.values()))

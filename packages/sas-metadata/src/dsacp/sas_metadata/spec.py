@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dsacp.core import LayoutError
+from dsacp.core import LayoutError, check_whole
 from dsacp.kernels.sas_plan.costs import PlanSpec
 
 SasPolicy = Literal["upstream", "balanced"]
@@ -70,22 +70,20 @@ class SasSpec(_Planned):
     cmp_topk: int = 0
 
     def __post_init__(self) -> None:
+        check_whole("num_heads", self.num_heads, 1)
+        for name in ("window_left", "window_right", "cmp_topk"):
+            check_whole(name, getattr(self, name), 0)
         _check_device(self.device_family, self.num_cores)
         if self.device_family == "a5" and self.num_heads not in {64, 128}:
             raise LayoutError(
                 f"expected 64 or 128 heads on a5, found {self.num_heads}: its kernels have no "
                 "other split; under DSA-CP pass all heads"
             )
-        if self.num_heads < 1:
-            raise LayoutError(f"expected num_heads >= 1, found {self.num_heads}")
         if self.paired and self.num_cores % 2:
             raise LayoutError(
                 f"expected an even core count for 128 heads on a5 (cores work in pairs), found "
                 f"{self.num_cores}: launch on {self.num_cores - 1} or {self.num_cores + 1}"
             )
-        for name in ("window_left", "window_right", "cmp_topk"):
-            if getattr(self, name) < 0:
-                raise LayoutError(f"expected {name} >= 0, found {getattr(self, name)}")
         if self.cmp_ratio not in {1, 4, 128}:
             raise LayoutError(
                 f"expected cmp_ratio 1, 4 or 128, found {self.cmp_ratio}: the attention op has no "
@@ -164,8 +162,5 @@ def _policy_index(policy: str) -> int:
 def _check_device(family: str, num_cores: int) -> None:
     if family not in FAMILIES:
         raise LayoutError(f"expected a device family in {FAMILIES}, found {family!r}")
-    if not 1 <= num_cores <= MAX_CORES:
-        raise LayoutError(
-            f"expected 1..{MAX_CORES} cores, found {num_cores}: the words hold {MAX_CORES} "
-            "records; pass the cube cores of the launch"
-        )
+    do = f"the words hold {MAX_CORES} records; pass the cube cores of the launch"
+    check_whole("num_cores", num_cores, 1, MAX_CORES, do)
