@@ -122,7 +122,7 @@ def test_a_table_with_fewer_rows_than_requests_is_refused(make_host: Make) -> No
     host.builder.restore()
     host.builder.bind({"draft0": host.tables["draft0"][:3]})
     host.builder.build(host.batch([4] * 3, [50] * 3))
-    with pytest.raises(CapacityError, match="has 3 rows, the batch has 6 requests"):
+    with pytest.raises(CapacityError, match="a bound block table has 3 rows, the batch has 6"):
         host.builder.build(host.batch([4] * 6, [50] * 6))
 
 

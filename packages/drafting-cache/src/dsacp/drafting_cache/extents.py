@@ -38,7 +38,13 @@ class Extents:
 
     def match(self, wanted: Sequence[Extent], first_step: int) -> bool:
         """Return whether the buffers are in use exactly as far as a batch to come wants."""
-        return all(self._used.get(step) == new for step, new in enumerate(wanted, first_step))
+        used = self._used.get
+        for step, new in enumerate(wanted, first_step):
+            old = used(step)
+            # the same object for the same batch shape, compared in full only when it is another
+            if old is not new and old != new:
+                return False
+        return True
 
     def tails(self, wanted: Sequence[Extent], first_step: int) -> list[Tail] | None:
         """Return the tails to clean before a batch, or None; ``adopt`` its extents afterwards.

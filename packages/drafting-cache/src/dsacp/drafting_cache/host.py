@@ -113,24 +113,26 @@ def _describe(tensor: Tensor) -> str:
     return f"{tensor.data_ptr():#x} of shape {tuple(tensor.shape)} strides {tensor.stride()}"
 
 
-def check_batch(batch: DraftBatch, tables: Mapping[str, Tensor], device: torch.device) -> None:
-    """Raise before any buffer is written unless a batch's tensors and requests can be read."""
-    for name in ("query_start_loc", "seq_lens", "num_rejected"):
-        tensor: Tensor | None = getattr(batch, name)
-        if tensor is None:
-            continue
-        near = tensor.device.type in (device.type, "cpu")
-        if tensor.dtype is not torch.int32 or not near or not tensor.is_contiguous():
-            raise LayoutError(
-                f"expected {name} as contiguous int32 on {device} or the host, found "
-                f"{tensor.dtype} strides {tensor.stride()} on {tensor.device}"
-            )
-    for name, table in tables.items():
-        if batch.num_reqs > table.shape[0]:
-            raise CapacityError(
-                f"the block table of {name!r} has {table.shape[0]} rows, the batch has "
-                f"{batch.num_reqs} requests: bind the host's whole table"
-            )
+def check_batch(batch: DraftBatch, rows: int, device: torch.device) -> None:
+    """Raise before any buffer is written unless a batch can be read; ``rows`` is the tables'."""
+    _check_readable("query_start_loc", batch.query_start_loc, device)
+    _check_readable("seq_lens", batch.seq_lens, device)
+    if batch.num_rejected is not None:
+        _check_readable("num_rejected", batch.num_rejected, device)
+    if batch.num_reqs > rows:
+        raise CapacityError(
+            f"a bound block table has {rows} rows, the batch has {batch.num_reqs} requests: bind "
+            "the host's whole table"
+        )
+
+
+def _check_readable(name: str, tensor: Tensor, device: torch.device) -> None:
+    near = tensor.is_cpu or tensor.device.type == device.type
+    if not near or tensor.dtype is not torch.int32 or not tensor.is_contiguous():
+        raise LayoutError(
+            f"expected {name} as contiguous int32 on {device} or the host, found {tensor.dtype} "
+            f"strides {tensor.stride()} on {tensor.device}"
+        )
 
 
 def check_inputs(inputs: BoundInputs, max_reqs: int, device: torch.device) -> None:

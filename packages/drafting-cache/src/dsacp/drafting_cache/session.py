@@ -62,6 +62,7 @@ class Session:
         self.buffers = buffers
         self.generation = generation
         self._bound: tuple[Mapping[str, Tensor], BoundInputs, Tensor] | None = None
+        self._rows = 0
         self._extents = Extents(config.capacity)
         on_host = config.device.type == "cpu"
         self._ring = None if on_host else PinnedRing(config.capacity.max_reqs, config.device)
@@ -100,21 +101,22 @@ class Session:
         check_inputs(inputs, config.capacity.max_reqs, config.device)
         kept = {group.name: tables[group.name] for group in config.groups}
         self._bound = (kept, inputs, self._pointers(kept))
+        self._rows = min(table.shape[0] for table in kept.values())
 
     def build(
         self, batch: DraftBatch, geometries: Geometries, first: int
     ) -> tuple[StepMetadata, ...]:
         """Check everything, then stage and compute consecutive steps; return their views."""
-        tables, _, _ = self._need_bound()
-        check_batch(batch, tables, self.config.device)
+        self._need_bound()
+        check_batch(batch, self._rows, self.config.device)
         prepared = self._shape(geometries, first)
         self._stage(batch, geometries, first)
         return self._launch(prepared, first)
 
     def stage(self, batch: DraftBatch, geometries: Geometries) -> None:
         """Check a batch and bring it to the addresses that a captured refresh reads."""
-        tables, _, _ = self._need_bound()
-        check_batch(batch, tables, self.config.device)
+        self._need_bound()
+        check_batch(batch, self._rows, self.config.device)
         self._stage(batch, geometries, 0)
 
     def refresh(self, geometries: Geometries) -> tuple[StepMetadata, ...]:
