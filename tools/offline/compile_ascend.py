@@ -7,43 +7,18 @@ This proves that kernels compile, not that they run: no NPU and no CANN is invol
 
 import argparse
 import json
-import multiprocessing
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from ascend import Hivm, compile_launch
+from ascend import Hivm
 from cases import CASES
-from launches import Launch, record
+from isolated import Job, compile_jobs
+from launches import record
 
 ARCHS = ("Ascend910B3", "Ascend910_9391")
 BUDGET = Path(__file__).with_name("hivm_budget.json")
-
-
-LAUNCHES: dict[str, list[Launch]] = {}
-DONE: list[tuple[Launch, str, Hivm]] = []
-
-
-def _compile(case: str, index: int, arch: str) -> Hivm:
-    return compile_launch(LAUNCHES[case][index], arch)
-
-
-def isolated(case: str, index: int, arch: str) -> Hivm:
-    """Compile in a process of its own: an assertion of MLIR ends the whole interpreter.
-
-    The launches were recorded before, because torch's threads do not survive a fork. Equal ones are
-    compiled once: some take minutes.
-    """
-    launch = LAUNCHES[case][index]
-    for known, target, result in DONE:
-        if known == launch and target == arch:
-            return result
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        try:
-            result = pool.apply_async(_compile, (case, index, arch)).get(timeout=1200)
-        except multiprocessing.TimeoutError:
-            result = Hivm("none", "the compiler process died or hung")
-    DONE.append((launch, arch, result))
-    return result
 
 
 def main() -> int:
@@ -56,30 +31,48 @@ def main() -> int:
     budget: dict[str, int] = json.loads(BUDGET.read_text()) if BUDGET.exists() else {}
     counted: dict[str, int] = {}
     failures = 0
-    LAUNCHES.update({case: record(call, "npu") for case, call in CASES.items()})
-    for case, launches in LAUNCHES.items():
-        for index, launch in enumerate(launches):
-            label = f"{case}/{index}/{launch.name}"
-            for arch in options.arch if launch.name not in options.skip else ():
-                result = isolated(case, index, arch)
-                counted[label] = max(counted.get(label, 0), result.scalar_loops)
-                allowed = budget.get(label)
-                over = allowed is None or result.scalar_loops > allowed
-                bad = result.stage != "hivm" or result.inline_asm
-                bad |= over and not options.update
-                failures += bad
-                print(
-                    f"{'FAIL' if bad else 'ok  '} {arch} {label}: {result.stage}, "
-                    f"{result.scalar_loops} scalar loops (budget {allowed}), "
-                    f"{result.scalar_loads} scalar loads {result.error[-400:]}",
-                    flush=True,
-                )
+    jobs, labels = _jobs(options.arch, options.skip)
+
+    def report(job: Job, result: Hivm) -> None:
+        nonlocal failures
+        for label in labels[jobs.index(job)]:
+            counted[label] = max(counted.get(label, 0), result.scalar_loops)
+            failures += _print(label, job[1], result, budget.get(label), options.update)
+
+    compile_jobs(jobs, len(os.sched_getaffinity(0)), report)
     if options.update and not failures:
         lowered = {name: min(count, budget.get(name, count)) for name, count in counted.items()}
         lowered = dict(sorted((budget | lowered).items()))
         BUDGET.write_text(json.dumps(lowered, indent=1) + "\n")
     print(f"{len(counted) * len(options.arch) - failures} passed, {failures} failed")
     return min(failures, 1)
+
+
+def _jobs(archs: Sequence[str], skip: Sequence[str]) -> tuple[list[Job], list[list[str]]]:
+    """Record every case; equal launches are one job of several labels, as some take minutes."""
+    jobs: list[Job] = []
+    labels: list[list[str]] = []
+    for case, call in CASES.items():
+        for index, launch in enumerate(record(call, "npu")):
+            for arch in archs if launch.name not in skip else ():
+                job = (launch, arch)
+                if job not in jobs:
+                    jobs.append(job)
+                    labels.append([])
+                labels[jobs.index(job)].append(f"{case}/{index}/{launch.name}")
+    return jobs, labels
+
+
+def _print(label: str, arch: str, result: Hivm, allowed: int | None, update: bool) -> bool:
+    """Print one result; return whether it failed."""
+    over = allowed is None or result.scalar_loops > allowed
+    bad = result.stage != "hivm" or result.inline_asm or (over and not update)
+    print(
+        f"{'FAIL' if bad else 'ok  '} {arch} {label}: {result.stage}, {result.scalar_loops} scalar "
+        f"loops (budget {allowed}), {result.scalar_loads} scalar loads {result.error[-400:]}",
+        flush=True,
+    )
+    return bad
 
 
 if __name__ == "__main__":

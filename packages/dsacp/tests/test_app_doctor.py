@@ -110,6 +110,7 @@ def test_memory_of_our_builder_is_what_it_allocates(changes: dict[str, Any]) -> 
 
 
 def test_memory_says_what_it_leaves_out() -> None:
+    pytest.importorskip("dsacp.vllm", reason="vllm-ascend's buffers are counted by dsacp-vllm")
     assert "block tables not counted" in texts(serving_findings(serving(max_model_len=None)), "ok")
     assert "not counted" not in texts(serving_findings(serving()), "ok")
 
