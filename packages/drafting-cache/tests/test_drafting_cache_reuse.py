@@ -60,6 +60,32 @@ def test_a_used_builder_equals_a_fresh_one(
         assert torch.equal(left, right)
 
 
+@pytest.mark.parametrize("kind", ["draft", "target"])
+@pytest.mark.parametrize("layout", ["tokens", "requests"])
+def test_a_warm_builder_equals_a_fresh_one(
+    make_host: Make, draft_specs: Make, target_specs: Make, kind: str, layout: str
+) -> None:
+    """Triton compiled variants for new request counts while serving; warming leaves no request."""
+    specs, steps = (draft_specs(2), 3) if kind == "draft" else (target_specs(), 1)
+    options = {"groups": specs, "num_steps": steps, "layout": layout, "padding": "repeat"}
+    warm, fresh = make_host(**options), make_host(**options)
+    warm.builder.warmup()
+    idle = fresh.builder.build_all(fresh.batch([], []))
+    assert idle[0].num_reqs == 0
+    assert all(map(torch.equal, words(warm), words(fresh)))
+    for host in (warm, fresh):
+        host.builder.build_all(host.batch([4, 4], [50, 60], bucket=8))
+    assert all(map(torch.equal, words(warm), words(fresh)))
+
+
+def test_warming_up_needs_bound_tables(make_host: Make) -> None:
+    host = make_host()
+    host.builder.release()
+    host.builder.restore()
+    with pytest.raises(LayoutError, match="bound block tables, found none"):
+        host.builder.warmup()
+
+
 def test_local_starts_follow_the_token_count(make_host: Make) -> None:
     """An equal last start in a smaller shard left [0, 0, 0, 1, 2, 0, 0]: the tail decreased."""
     options = {"tp": (2, 1), "padding": "repeat", "capture_sizes": (8,)}

@@ -1,7 +1,7 @@
 """The builder: stages a batch, then recomputes every field of every step in place."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -10,25 +10,17 @@ from dsacp.core import (
     BufferRegion,
     CapacityError,
     DraftCapacity,
-    LayoutError,
     StaleAddressError,
     TokenShard,
 )
 from dsacp.drafting_cache.config import BuilderConfig, Overflow, Padding
-from dsacp.drafting_cache.geometry import (
-    Geometries,
-    StepGeometry,
-    bucket_geometries,
-    check_advanced,
-    first_geometry,
-    later_geometry,
-)
+from dsacp.drafting_cache.geometry import check_advanced
 from dsacp.drafting_cache.session import Session
+from dsacp.drafting_cache.shapes import Shapes
 from dsacp.drafting_cache.types import BoundInputs, DraftBatch, GroupSpec, StepMetadata
+from dsacp.drafting_cache.warmup import warm_up_batches
 from dsacp.rope_proxy import RopeRegistry
 from dsacp.sas_metadata import SasPolicy
-
-CACHED_BUCKETS = 1024
 
 
 class DraftMetadataBuilder:
@@ -89,9 +81,7 @@ class DraftMetadataBuilder:
         )
         self._session: Session | None = Session.open(self.config, generation=0)
         self._generation = 0
-        self._bucket: Callable[[int, int], Geometries] = lru_cache(maxsize=CACHED_BUCKETS)(
-            partial(bucket_geometries, self.config.capacity)
-        )
+        self._shapes = Shapes(self.config)
 
     @property
     def generation(self) -> int:
@@ -136,7 +126,7 @@ class DraftMetadataBuilder:
         session = self._active()
         if draft_index > 0:
             check_advanced(batch)
-        return session.build(batch, (self._first(batch, draft_index),), draft_index)[0]
+        return session.build(batch, (self._shapes.one(batch, draft_index),), draft_index)[0]
 
     def build_all(
         self, batch: DraftBatch, num_steps: int | None = None
@@ -147,7 +137,7 @@ class DraftMetadataBuilder:
             CapacityError, LayoutError: as ``build``; also for more steps than banks.
         """
         session = self._active()
-        return session.build(batch, self._geometries(batch, self._count(num_steps)), 0)
+        return session.build(batch, self._shapes.all(batch, num_steps), 0)
 
     def stage(self, batch: DraftBatch, num_steps: int | None = None) -> None:
         """Bring a batch to the addresses that a captured ``refresh`` reads, before its replay.
@@ -159,15 +149,33 @@ class DraftMetadataBuilder:
             CapacityError: the batch is larger than the bucket was captured for.
         """
         session = self._active()
-        session.stage(batch, self._geometries(batch, self._count(num_steps)))
+        session.stage(batch, self._shapes.all(batch, num_steps))
 
     def refresh(self, bucket: int, num_steps: int | None = None) -> tuple[StepMetadata, ...]:
         """Recompute all steps of a bucket from bound and staged inputs; safe inside a capture.
 
         Run it once before the capture, so that host-made tables exist.
         """
-        geometries = self._bucket(bucket, self._count(num_steps))
-        return self._active().refresh(geometries)
+        session = self._active()
+        return session.refresh(self._shapes.bucket(bucket, num_steps))
+
+    def warmup(self) -> None:
+        """Run every launch once in every variant, so that none is compiled while serving.
+
+        Call it after ``bind`` and before captures; it leaves no request behind.
+
+        Raises:
+            LayoutError: nothing is bound.
+        """
+        session = self._active()
+        rows = session.bound_rows
+        for batch in warm_up_batches(self.config.capacity, self.config.max_model_len, rows):
+            self.build_all(batch)
+            if self.config.num_steps > 1 and batch.num_tokens == batch.num_reqs > 0:
+                later = replace(batch, num_rejected=None, num_tokens_padded=None)
+                self.build_for_drafting(later, 1)
+            if batch.bucket is not None:
+                self.refresh(batch.bucket)
 
     def regions(self) -> tuple[BufferRegion, ...]:
         """Return every buffer's byte range, for ``dsacp.graph.GraphGuard``."""
@@ -196,28 +204,3 @@ class DraftMetadataBuilder:
                 "restore(), bind() and capture again"
             )
         return self._session
-
-    def _count(self, num_steps: int | None) -> int:
-        count = self.config.num_steps if num_steps is None else num_steps
-        if not 1 <= count <= self.config.num_steps:
-            raise CapacityError(
-                f"expected 1..{self.config.num_steps} steps, found {count}: dynamic K may only "
-                "draft fewer tokens than the builder was made for"
-            )
-        return count
-
-    def _first(self, batch: DraftBatch, step: int) -> StepGeometry:
-        config = self.config
-        return first_geometry(config.capacity, batch, step, config.padding == "dummy")
-
-    def _geometries(self, batch: DraftBatch, count: int) -> Geometries:
-        if batch.num_rejected is not None and batch.num_rejected.numel() < batch.num_reqs:
-            raise LayoutError(
-                f"expected num_rejected of at least {batch.num_reqs} entries, found "
-                f"{batch.num_rejected.numel()}"
-            )
-        first = self._first(batch, 0)
-        if batch.bucket is not None:
-            return self._bucket(batch.bucket, count)
-        later = later_geometry(self.config.capacity, batch)
-        return (first, *[later] * (count - 1))

@@ -113,6 +113,12 @@ class Session:
         self._stage(batch, geometries, first)
         return self._launch(prepared, first)
 
+    @property
+    def bound_rows(self) -> int:
+        """Requests that every bound block table has a row for."""
+        self._need_bound()
+        return self._rows
+
     def stage(self, batch: DraftBatch, geometries: Geometries) -> None:
         """Check a batch and bring it to the addresses that a captured refresh reads."""
         self._need_bound()

@@ -106,6 +106,9 @@ class GraphExecutor:
         """
         targets: dict[int, Graph[TargetRun]] = {}
         drafts: dict[int, Graph[DraftRun]] = {}
+        for builder in (b for rank in ranks for b in (rank.target, rank.draft)):
+            if builder.config.device.type != "cpu":
+                builder.warmup()
         for size in sorted(sizes, reverse=True):
             _stage_warm_up(ranks, size)
             warm(size)
