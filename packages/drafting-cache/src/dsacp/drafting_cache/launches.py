@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from dsacp.drafting_cache.buffers import Buffers
@@ -17,6 +18,7 @@ from dsacp.kernels import (
     prepare_draft_steps,
     sas_plan,
 )
+from dsacp.rope_proxy import RopeBanks
 
 
 def fields_launch(
@@ -54,6 +56,16 @@ def fields_launch(
         repeat_padding=config.padding == "repeat",
         causal=config.causal,
     )
+
+
+def table_pointers(tables: Mapping[str, Tensor], rope: RopeBanks, device: torch.device) -> Tensor:
+    """Return where kernels find the tables: int64 ``pointers`` of ``prepare_draft_steps``."""
+    words: list[int] = []
+    for table in tables.values():
+        words += [table.data_ptr(), table.stride(0), table.shape[1]]
+    for cos, sin in zip(rope.cos_tables, rope.sin_tables, strict=True):
+        words += [cos.data_ptr(), sin.data_ptr()]
+    return torch.tensor(words, dtype=torch.int64).to(device)
 
 
 def compute_plans(buffers: Buffers, plans: Tensor) -> None:

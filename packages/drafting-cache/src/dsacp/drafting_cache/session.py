@@ -1,10 +1,8 @@
 """One generation of buffers, what is bound to them, and how far they are in use."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import lru_cache
 
-import torch
 from torch import Tensor
 
 from dsacp.core import LayoutError, round_up
@@ -25,33 +23,16 @@ from dsacp.drafting_cache.launches import (
     compute_plans,
     compute_rows,
     fields_launch,
+    table_pointers,
 )
 from dsacp.drafting_cache.plans import plan_table
+from dsacp.drafting_cache.prepared import Prepared
 from dsacp.drafting_cache.types import BoundInputs, DraftBatch, StepMetadata
 from dsacp.drafting_cache.views import step_view
 from dsacp.kernels import stage_inputs
 
 CACHED_SHAPES = 1024
 """Launches and views kept a generation; serving sees a few hundred shapes."""
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """Everything about a shape that no batch changes: made once, because eager hosts are slow.
-
-    Attributes:
-        fields: the checked launch of all fields.
-        plans: the work splits to plan, or None.
-        views: metadata of each step.
-        extents: rows and padded tokens that the launches write in each step.
-        compresses: whether a step needs compressed rows.
-    """
-
-    fields: Callable[[], None]
-    plans: Tensor | None
-    views: tuple[StepMetadata, ...]
-    extents: tuple[tuple[int, int], ...]
-    compresses: bool
 
 
 class Session:
@@ -100,7 +81,7 @@ class Session:
             return
         check_inputs(inputs, config.capacity.max_reqs, config.device)
         kept = {group.name: tables[group.name] for group in config.groups}
-        self._bound = (kept, inputs, self._pointers(kept))
+        self._bound = (kept, inputs, table_pointers(kept, self.buffers.rope, config.device))
         self._rows = min(table.shape[0] for table in kept.values())
 
     def build(
@@ -211,12 +192,3 @@ class Session:
         if self._bound is None:
             raise LayoutError("expected bound block tables, found none: call bind() before a build")
         return self._bound
-
-    def _pointers(self, tables: Mapping[str, Tensor]) -> Tensor:
-        words: list[int] = []
-        for table in tables.values():
-            words += [table.data_ptr(), table.stride(0), table.shape[1]]
-        rope = self.buffers.rope
-        for cos, sin in zip(rope.cos_tables, rope.sin_tables, strict=True):
-            words += [cos.data_ptr(), sin.data_ptr()]
-        return torch.tensor(words, dtype=torch.int64).to(self.config.device)
