@@ -66,37 +66,6 @@ def test_every_tensor_field_of_the_metadata_is_in_the_map() -> None:
     assert tensors - FROM_BUILDER.keys() - FROM_STOCK.keys() == HOST_ONLY.keys()
 
 
-def test_the_installed_contract_has_every_hook() -> None:
-    from dsacp.vllm.plugin import missing_hooks
-
-    assert missing_hooks() == []
-
-
-def test_a_changed_signature_is_found_in_the_installed_engine(monkeypatch) -> None:
-    from vllm.v1.attention.backends.mla import sparse_swa as swa
-
-    from dsacp.vllm.plugin import missing_hooks
-
-    stock = swa.DeepseekSparseSWABackend.get_builder_cls()
-
-    def build_for_drafting(self, metadata) -> None: ...
-
-    monkeypatch.setattr(stock, "build_for_drafting", build_for_drafting)
-    (blocker,) = missing_hooks()
-    assert "without common_attn_metadata, draft_index" in blocker.found
-
-
-def test_registering_twice_wraps_once() -> None:
-    from vllm.v1.attention.backends.mla import sparse_swa as swa
-
-    from dsacp.vllm import register
-
-    register()
-    wrapped = swa.DeepseekV4SWACache.__init__
-    register()
-    assert swa.DeepseekV4SWACache.__init__ is wrapped
-
-
 def draft_engine(**changes):
     """What the plug-in reads of an engine's configuration, and a draft layer's window cache."""
     from vllm.v1.attention.backends.mla import sparse_swa as swa

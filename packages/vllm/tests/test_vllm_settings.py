@@ -55,6 +55,7 @@ def test_a_plain_mtp_engine_has_no_blocker() -> None:
         ("pipeline_parallel_size", 2, "pipeline parallelism of 2"),
         ("use_ubatching", True, "ubatching"),
         ("parallel_drafting", True, "parallel_drafting"),
+        ("constant_draft_positions", True, "constant_draft_positions"),
         ("method", "eagle3", "'eagle3'"),
         ("num_speculative_tokens", 0, "no draft tokens"),
     ],

@@ -10,16 +10,16 @@ from torch import Tensor
 
 
 def swa_indices_and_lens(
-    indices: Tensor,
-    lens: Tensor,
-    window: int,
-    width: int,
-    _left: Tensor,
-    _right: Tensor,
+    swa_indices: Tensor,
+    swa_lens: Tensor,
+    window_size: int,
+    index_width: int,
+    left_visible: Tensor,  # noqa: ARG001 - part of the launcher's signature
+    right_visible: Tensor,  # noqa: ARG001 - part of the launcher's signature
     query_start_loc: Tensor,
     seq_lens: Tensor,
-    token_to_req: Tensor,
-    valid: Tensor,
+    token_to_req_indices: Tensor,
+    is_valid_token: Tensor,
     block_table: Tensor,
     block_size: int,
     replay_start: Tensor,
@@ -32,28 +32,31 @@ def swa_indices_and_lens(
     if has_image:
         raise NotImplementedError("image spans need vLLM's Triton kernel; the CPU kit is text only")
     rows = slice(token_offset, token_offset + num_tokens)
-    live, req = valid[rows], token_to_req[rows].long()
-    token = torch.arange(token_offset, token_offset + num_tokens)
-    last = seq_lens[req] - query_start_loc[req + 1] + token
-    first = torch.maximum((last - window + 1).clamp(min=0), replay_start[req])
-    count = torch.where(live, last + 1 - first, 0)
-    offset = torch.arange(width)
-    where = (first[:, None] + offset).long()
+    req = token_to_req_indices[rows].long()
+    last = seq_lens[req] - query_start_loc[req + 1] + torch.arange(rows.start, rows.stop)
+    first = torch.maximum((last - window_size + 1).clamp(min=0), replay_start[req])
+    count = torch.where(is_valid_token[rows], last + 1 - first, 0)
+    offset = torch.arange(index_width)
+    slot = _slots(block_table, req[:, None], (first[:, None] + offset).long(), block_size)
+    slot = torch.where(offset < count[:, None], slot, -1).to(swa_indices.dtype)
+    swa_indices[:num_tokens].view(num_tokens, -1)[:, :index_width] = slot
+    swa_lens[:num_tokens] = count.to(swa_lens.dtype)
+
+
+def _slots(block_table: Tensor, req: Tensor, where: Tensor, block_size: int) -> Tensor:
+    """Slot of each position; positions past the table's width give one that is not used."""
     column = (where // block_size).clamp(max=block_table.shape[1] - 1)
-    slot = block_table[req[:, None], column].long() * block_size + where % block_size
-    slot = torch.where(offset < count[:, None], slot, -1)
-    indices[:num_tokens].view(num_tokens, -1)[:, :width] = slot.to(indices.dtype)
-    lens[:num_tokens] = count.to(lens.dtype)
+    return block_table[req, column].long() * block_size + where % block_size
 
 
 def token_to_req_indices(
-    query_start_loc: Tensor, out: Tensor, num_mapped: int, num_tokens: int
+    query_start_loc: Tensor, out: Tensor, num_mapped_tokens: int, num_tokens: int
 ) -> Tensor:
     """Request of each token by binary search over the query starts; 0 past the mapped tokens."""
     token = torch.arange(num_tokens, dtype=query_start_loc.dtype)
     req = torch.searchsorted(query_start_loc[1:].contiguous(), token, right=True)
     req = req.clamp(max=query_start_loc.shape[0] - 2)
-    out[:num_tokens] = torch.where(token < num_mapped, req, 0).to(out.dtype)
+    out[:num_tokens] = torch.where(token < num_mapped_tokens, req, 0).to(out.dtype)
     return out[:num_tokens]
 
 
@@ -83,8 +86,7 @@ def compressed_slot_mapping(
     position = (seq_lens[req] - starts[req + 1] + token).long()
     closes = ((position + 1) % ratio == 0) & (slot_mapping[:total] != -1) & (position >= 0)
     state = position.clamp(min=0) // ratio
-    column = (state // block_size).clamp(max=block_table.shape[1] - 1)
-    slot = block_table[req, column].long() * block_size + state % block_size
+    slot = _slots(block_table, req, state, block_size)
     out[:total] = torch.where(closes, slot, -1)
     return out[:num_tokens]
 

@@ -1,4 +1,4 @@
-"""Signatures of vLLM's contract that the plug-in stands on; each is checked, none assumed."""
+"""Checks of signatures, fields and flags; which ones vLLM must have is in ``contract.py``."""
 
 import dataclasses
 import inspect
@@ -8,74 +8,63 @@ from typing import Any
 
 from dsacp.vllm.settings import Blocker
 
+REMEDY = "use a vLLM version with it (0.32 has it)"
+
 
 @dataclass(frozen=True)
 class Hook:
-    """A callable that is replaced or called, and the parameters that we rely on."""
+    """A callable that is replaced or called, and the parameters that we rely on.
+
+    Attributes:
+        where: its name in messages.
+        target: the callable, None where it is absent.
+        parameters: passed by name, in any order.
+        leading: passed by position: its first parameters, in this order.
+    """
 
     where: str
     target: Callable[..., Any] | None
-    parameters: tuple[str, ...]
+    parameters: tuple[str, ...] = ()
+    leading: tuple[str, ...] = ()
 
 
 def check_hooks(hooks: Iterable[Hook]) -> Iterator[Blocker]:
-    """Yield a blocker for every hook that is absent or has lost a parameter."""
+    """Yield a blocker for every hook that is absent, or whose parameters are others."""
     for hook in hooks:
         if hook.target is None:
-            yield Blocker(f"no {hook.where}", "use a vLLM version with this hook (0.32 has it)")
+            yield Blocker(f"no {hook.where}", REMEDY)
             continue
-        names = inspect.signature(hook.target).parameters
-        lost = [name for name in hook.parameters if name not in names]
+        try:
+            names = list(inspect.signature(hook.target).parameters)
+        except (TypeError, ValueError) as error:
+            yield Blocker(f"{hook.where} without a signature ({error})", REMEDY)
+            continue
+        lost = [name for name in (*hook.leading, *hook.parameters) if name not in names]
+        shown = f"{hook.where}({', '.join(names)})"
         if lost:
-            yield Blocker(
-                f"{hook.where}({', '.join(names)}) without {', '.join(lost)}",
-                "use a vLLM version with this signature (0.32 has it)",
-            )
+            yield Blocker(f"{shown} without {', '.join(lost)}", REMEDY)
+        elif tuple(names[: len(hook.leading)]) != hook.leading:
+            yield Blocker(f"{shown} not in the order {', '.join(hook.leading)}", REMEDY)
 
 
 def check_fields(owner: Any, names: Iterable[str]) -> Iterator[Blocker]:
-    """Yield a blocker if a dataclass lacks fields that the field map writes or reads."""
+    """Yield a blocker if a class is no dataclass, or lacks fields that we write or read."""
+    if not (isinstance(owner, type) and dataclasses.is_dataclass(owner)):
+        yield Blocker(f"{owner!r} that is no dataclass", REMEDY)
+        return
     have = {field.name for field in dataclasses.fields(owner)}
     lost = sorted(set(names) - have)
     if lost:
-        yield Blocker(
-            f"{owner.__name__} without the fields {', '.join(lost)}",
-            "use a vLLM version with these fields (0.32 has them)",
-        )
+        yield Blocker(f"{owner.__name__} without the fields {', '.join(lost)}", REMEDY)
 
 
-def stock_hooks(swa: Any, cache: Any) -> list[Hook]:
-    """List what the plug-in replaces or calls in vLLM 0.32.
+def check_flag(owner: Any, name: str) -> Iterator[Blocker]:
+    """Yield a blocker if a class does not claim an ability that we build on."""
+    if not getattr(owner, name, False):
+        yield Blocker(f"{owner.__name__} without {name}", REMEDY)
 
-    Args:
-        swa: the stock builder class of window metadata.
-        cache: the class of a layer's window cache, which names the layer's backend.
-    """
-    return [
-        Hook("SWA cache layer", cache.__init__, ("prefix", "backend_cls")),
-        Hook(
-            "window builder build",
-            getattr(swa, "build", None),
-            ("common_prefix_len", "common_attn_metadata", "fast_build"),
-        ),
-        Hook(
-            "window builder build_for_drafting",
-            getattr(swa, "build_for_drafting", None),
-            ("common_attn_metadata", "draft_index"),
-        ),
-        Hook(
-            "window builder build_for_cudagraph_capture",
-            getattr(swa, "build_for_cudagraph_capture", None),
-            ("common_attn_metadata",),
-        ),
-        Hook(
-            "window builder update_draft_decode_metadata",
-            getattr(swa, "update_draft_decode_metadata", None),
-            ("metadata",),
-        ),
-        Hook(
-            "window builder update_block_table",
-            getattr(swa, "update_block_table", None),
-            ("metadata", "blk_table", "slot_mapping"),
-        ),
-    ]
+
+def own_method(owner: Any, name: str, base: Any) -> Callable[..., Any] | None:
+    """Return a method unless it is the abstract base's, which raises NotImplementedError."""
+    method: Callable[..., Any] | None = getattr(owner, name, None)
+    return None if method is getattr(base, name, None) else method

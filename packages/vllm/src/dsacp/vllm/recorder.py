@@ -3,9 +3,12 @@
 import json
 import os
 import time
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 from typing import Any, TextIO
+
+from dsacp.vllm.hooks import Hook, check_hooks
 
 TRACE_VARIABLE = "DSACP_TRACE"
 
@@ -49,38 +52,87 @@ class TraceRecorder:
         self._stream.flush()
 
 
-def install_recorder() -> bool:
-    """Record to the file that ``DSACP_TRACE`` names; does nothing without it."""
+def trace_path(target: str, parallel: Any) -> Path:
+    """Return the file of this engine core; data-parallel cores after the first have their own.
+
+    Core 1 of ``trace.jsonl`` writes ``trace.dp1.jsonl``.
+    """
+    path = Path(target)
+    rank = getattr(parallel, "data_parallel_index", None)
+    rank = getattr(parallel, "data_parallel_rank", 0) if rank is None else rank
+    return path.with_name(f"{path.stem}.dp{rank}{path.suffix}") if rank else path
+
+
+class SafeRecorder:
+    """A recorder that the process opens at its first request, and that never ends an engine."""
+
+    def __init__(self, target: str, warn: Callable[[str], None]) -> None:
+        self._target = target
+        self._warn = warn
+        self._open: TraceRecorder | None = None
+        self._failed = False
+
+    def note(self, scheduler: Any, record: Callable[[TraceRecorder], None]) -> None:
+        """Record something; the first failure is logged, and ends the recording."""
+        if self._failed:
+            return
+        try:
+            if self._open is None:
+                path = trace_path(self._target, _parallel_config(scheduler))
+                stream = path.open("w", encoding="utf-8")  # lives with the process
+                self._open = TraceRecorder(stream)
+            record(self._open)
+        except Exception as error:  # a full disk, a path that is not there, a changed request
+            self._failed = True
+            self._warn(f"dsacp records no trace to {self._target}, the engine goes on: {error!r}")
+
+
+def _parallel_config(scheduler: Any) -> Any:
+    return getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
+
+
+def install_recorder(warn: Callable[[str], None]) -> bool:
+    """Record to the file that ``DSACP_TRACE`` names; does nothing without it.
+
+    Raises:
+        RuntimeError: the scheduler lacks what we wrap; it is left as it is.
+    """
     target = os.environ.get(TRACE_VARIABLE)
     if not target:
         return False
     from vllm.v1.core.sched.scheduler import Scheduler
 
-    if getattr(Scheduler, "_dsacp_recorder", None) is not None:
-        return True
-    stock_add, stock_free = Scheduler.add_request, Scheduler._free_request
-    state: dict[str, TraceRecorder] = {}
+    names = ("add_request", "_free_request")
+    hooks = [
+        Hook(f"Scheduler {name}", vars(Scheduler).get(name), (), ("self", "request"))
+        for name in names
+    ]
+    if lost := list(check_hooks(hooks)):
+        raise RuntimeError("; ".join(map(str, lost)))
+    if getattr(Scheduler, "_dsacp_recorder", None) is None:
+        Scheduler._dsacp_recorder = SafeRecorder(target, warn)
+        wrap_scheduler(Scheduler, Scheduler._dsacp_recorder)
+    return True
 
-    def recorder() -> TraceRecorder:
-        # opened by the process that schedules, not by every process that loads the plug-in
-        if "open" not in state:
-            stream = Path(target).open("w", encoding="utf-8")  # noqa: SIM115 - lives with the process
-            state["open"] = TraceRecorder(stream)
-        return state["open"]
+
+def wrap_scheduler(scheduler_cls: Any, recorder: SafeRecorder) -> None:
+    """Note every request that the scheduler takes up or frees, before it does."""
+    stock_add, stock_free = scheduler_cls.add_request, scheduler_cls._free_request
 
     @wraps(stock_add)
     def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder().arrived(request.request_id)
+        recorder.note(self, lambda trace: trace.arrived(request.request_id))
         return stock_add(self, request, *args, **kwargs)
 
     @wraps(stock_free)
     def free_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        recorder().finished(
-            request.request_id, request.num_prompt_tokens, request.num_output_tokens
+        recorder.note(
+            self,
+            lambda trace: trace.finished(
+                request.request_id, request.num_prompt_tokens, request.num_output_tokens
+            ),
         )
         return stock_free(self, request, *args, **kwargs)
 
-    Scheduler.add_request = add_request
-    Scheduler._free_request = free_request
-    Scheduler._dsacp_recorder = recorder
-    return True
+    scheduler_cls.add_request = add_request
+    scheduler_cls._free_request = free_request

@@ -55,6 +55,8 @@ def blockers(vllm_config: object) -> Iterator[Blocker]:
         yield Blocker("no draft tokens", "set num_speculative_tokens to 1 or more")
     if _get(speculative, "parallel_drafting", False):
         yield Blocker("parallel_drafting", "switch it off: drafts must follow one another")
+    if _get(speculative, "constant_draft_positions", False):
+        yield Blocker("constant_draft_positions", "switch it off: draft positions must advance")
     for name, flag in (
         ("prefill_context_parallel_size", "prefill context parallelism"),
         ("decode_context_parallel_size", "decode context parallelism"),
