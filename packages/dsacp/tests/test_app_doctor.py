@@ -1,5 +1,6 @@
 """``dsacp doctor``: what it finds, what it warns of, its exit code. Runs without vLLM."""
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,15 @@ from typer.testing import CliRunner
 from dsacp.app import doctor_host
 from dsacp.app.cli import app
 from dsacp.app.doctor import exit_code
-from dsacp.app.doctor_host import Finding, host_findings
-from dsacp.app.doctor_memory import builder_bytes
+from dsacp.app.doctor_host import Finding, hook_findings, host_findings
+from dsacp.app.doctor_memory import ascend_bytes, builder_bytes
 from dsacp.app.doctor_serving import Serving, bounds, serving_findings
 from dsacp.core import TokenShard
 from dsacp.drafting_cache import DraftMetadataBuilder, GroupSpec
 from dsacp.rope_proxy import RopeConfig, RopeRegistry
 from dsacp.sas_metadata import SasSpec
+
+MODEL = {"qk_rope_head_dim": 64}
 
 
 def serving(**changes: Any) -> Serving:
@@ -111,8 +114,82 @@ def test_memory_of_our_builder_is_what_it_allocates(changes: dict[str, Any]) -> 
 
 def test_memory_says_what_it_leaves_out() -> None:
     pytest.importorskip("dsacp.vllm", reason="vllm-ascend's buffers are counted by dsacp-vllm")
-    assert "block tables not counted" in texts(serving_findings(serving(max_model_len=None)), "ok")
-    assert "not counted" not in texts(serving_findings(serving()), "ok")
+    found = {
+        "block tables (--max-model-len)": serving(max_model_len=None, model=MODEL),
+        "captured batches (--capture-sizes)": serving(capture_sizes=(), model=MODEL),
+        "further RoPE configurations (--model-config)": serving(),
+    }
+    for left, config in found.items():
+        assert f"not counted: {left}\n" in texts(serving_findings(config), "ok")
+    assert "not counted" not in texts(serving_findings(serving(model=MODEL)), "ok")
+
+
+def test_memory_follows_what_is_said() -> None:
+    """DSpark's indices, the window and the device's slot format change the bytes."""
+    capacity = bounds(serving(), (8, 16, 24))
+    plain = ascend_bytes(capacity, {}, 4096)
+    assert ascend_bytes(capacity, {}, 4096, slot_width=1)[1] < plain[1]
+    block = ascend_bytes(capacity, {}, 4096, dspark=True)
+    wide = ascend_bytes(capacity, {"sliding_window": 512}, 4096, dspark=True)
+    # one index a token of the block for every slot of the window; rounded up to whole columns
+    assert wide[0] - block[0] == 4 * capacity.max_tokens * 384
+    assert block[1] == plain[1]
+
+
+def test_what_the_page_prints_is_what_the_command_prints() -> None:
+    """docs/on-ascend.md shows the concurrency case; its lines are the command's own."""
+    page = (Path(__file__).parents[3] / "docs" / "on-ascend.md").read_text()
+    shown = page.split("```text\nserving\n")[1].split("```")[0].splitlines()
+    options = "--max-num-seqs 6 --max-num-batched-tokens 64 --capture-sizes 16 --tp 4"
+    arguments = ["doctor", "--no-hooks", *options.split(), "--draft-tokens", "3"]
+    answer = CliRunner().invoke(app, [*arguments, "--max-model-len", "4096"])
+    printed = answer.output.split("serving\n")[1].splitlines()
+    assert shown[:-1] == printed[:-1], answer.output
+
+
+@pytest.mark.parametrize(("on_ascend", "level"), [(True, "problem"), (False, "warning")])
+def test_more_drafts_than_upstream_takes(on_ascend: bool, level: str) -> None:
+    config = serving(draft_tokens=20, capture_sizes=(84,), max_num_batched_tokens=256)
+    assert "asserts at most 16" in texts(serving_findings(config, on_ascend), level)
+    fine = serving(draft_tokens=15, capture_sizes=(96,), max_num_batched_tokens=256)
+    assert "asserts at most" not in texts(serving_findings(fine, on_ascend), level)
+
+
+def test_a_capture_beyond_a_step_is_a_problem() -> None:
+    found = serving_findings(serving(capture_sizes=(9999999,)))
+    assert "capture size 9999999 is beyond what a step can have" in texts(found, "problem")
+
+
+@pytest.mark.parametrize("scaling", [
+    {"factor": None, "original_max_position_embeddings": 4096},
+    {"factor": 2, "original_max_position_embeddings": None},
+])  # fmt: skip
+def test_a_null_in_the_rope_settings_is_nothing_said(scaling: dict[str, Any]) -> None:
+    model = {"rope_scaling": scaling, "max_position_embeddings": 4096}
+    found = serving_findings(serving(model=model, max_model_len=8192))
+    assert "max_model_len 8192 exceeds the 4096 rows" in texts(found, "problem")
+
+
+@pytest.mark.parametrize("value", ["false", "true", "yes"])
+def test_flashcomm_is_read_as_upstream_reads_it(value: str) -> None:
+    packages = {"vllm-ascend": "0.26.0rc1", "torch-npu": "2.10.0"}
+    assert f"={value!r}" in texts(
+        host_findings(packages, {doctor_host.FLASHCOMM: value}), "problem"
+    )
+
+
+def test_flashcomm_is_no_problem_of_the_host_alone() -> None:
+    packages = {"vllm-ascend": "0.26.0rc1", "torch-npu": "2.10.0"}
+    found = host_findings(packages, {doctor_host.FLASHCOMM: "0"}, serving=False)
+    assert "FLASHCOMM1 is not 1" in texts(found, "warning")
+    assert texts(found, "problem") == ""
+
+
+def test_hooks_that_cannot_be_checked_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_host.sys, "executable", "false")
+    if importlib.util.find_spec("dsacp.vllm") is None:
+        pytest.skip("dsacp-vllm is not installed: there is nothing to probe")
+    assert "hooks not checked" in texts(hook_findings({"vllm-ascend": "0.26.0rc1"}), "problem")
 
 
 @pytest.mark.parametrize(("level", "strict", "code"), [
@@ -142,6 +219,9 @@ def test_command_reads_a_model_and_exits_for_scripts(tmp_path: Path) -> None:
         (["--max-num-seqs", "4", "--capture-sizes", "0"], "--capture-sizes >= 1"),
         (["--max-num-seqs", "4", "--capture-sizes", "8,x"], "numbers with commas, found 'x'"),
         (["--model-config", "/dev/zero"], "expected a regular file"),
+        (["--max-model-len", "4096"], "--max-num-seqs beside --max-model-len, found none"),
+        (["--capture-sizes", "8", "--dspark"], "beside --capture-sizes, --dspark"),
+        (["--max-num-seqs", "4", "--device", "a9"], "--device as one of a2, a5, found 'a9'"),
     ],
 )
 def test_bad_arguments_exit_with_2_and_one_line(arguments: list[str], message: str) -> None:

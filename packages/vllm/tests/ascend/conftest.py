@@ -6,6 +6,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
@@ -20,3 +22,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     if compare is not None and compare.TOTALS:
         counts = ", ".join(f"{count:,} {name}" for name, count in compare.TOTALS.items())
         terminalreporter.write_line(f"parity with vllm-ascend {version('vllm-ascend')}: {counts}")
+
+
+@pytest.fixture(autouse=True)
+def said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every test see its own lines: one is said once a process."""
+    from dsacp.vllm import plugin
+
+    monkeypatch.setattr(plugin, "_STATE", set())

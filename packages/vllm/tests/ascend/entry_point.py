@@ -39,8 +39,8 @@ def main() -> None:
     ]
     found = {
         "early": early,
-        "builder": [cls.__name__ for cls in builder.__mro__[:2]],
-        "no_op": impl.update_graph_params() is None,
+        "builder": [cls.__name__ for cls in builder.__mro__[:3]],
+        "no_op": hasattr(impl, "update_graph_params"),
         "wrapped": any(hasattr(cls.initialize_attn_backend, "__wrapped__") for cls in advancing),
         "library": library is not None,
     }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ascend_double import HostDouble, install
+from ascend_double import HostDouble
 from ascend_double.batches import BLOCK, Batch, common_metadata
 from ascend_double.scenario import addresses, concurrency, host, run, stock
 
@@ -106,13 +106,3 @@ def test_start_positions_of_padding_are_negative() -> None:
         assert (
             ours[index].req_metadata.start_pos[:3] == upstream[index].req_metadata.start_pos[:3]
         ).all()
-
-
-def test_no_update_graph_params() -> None:
-    """Spec ascend 4.2: the draft path calls it after every FULL replay."""
-    modules = install()
-    choose(stock())
-    assert not any(
-        "update_graph_params" in vars(base) for base in modules.dsa_cp.AscendDSACPImpl.__mro__[1:]
-    )
-    assert modules.dsa_cp.AscendDSACPImpl.update_graph_params("stream", None, 16, None) is None

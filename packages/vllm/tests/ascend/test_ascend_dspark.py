@@ -7,6 +7,7 @@ import pytest
 import torch
 from ascend_double import HostDouble, install
 from ascend_double.batches import BLOCK, Batch, common_metadata
+from ascend_double.calls import check_calls, recorded
 from ascend_double.compare import TOTALS, Parity
 from ascend_double.host import WINDOW
 from ascend_double.ops import CALLS, NAMES
@@ -45,21 +46,32 @@ def random_block(rng: random.Random, double: HostDouble) -> Batch:
 
 @pytest.mark.parametrize(("tp", "rank"), [(1, 0), (3, 2), (4, 0), (4, 1), (4, 3)])
 @pytest.mark.parametrize("drafts", [1, 4])
-def test_dspark_first_step_arrives_as_draft_index_1(drafts: int, tp: int, rank: int) -> None:
-    """One block of K tokens a request, all visible to each other; every field on random batches."""
+@pytest.mark.parametrize("causal", [False, True], ids=["block", "causal"])
+def test_dspark_first_step_arrives_as_draft_index_1(
+    causal: bool, drafts: int, tp: int, rank: int
+) -> None:
+    """One block of K tokens a request; every field on random batches.
+
+    The model says whether its queries see each other (0.26: ``get_draft_attn_causal``).
+    """
     double = HostDouble(drafts, tp, rank, max_num_seqs=16, method="dspark")
     pair = [double.builder(cls) for cls in classes()]
     rng = random.Random(100 * drafts + 10 * tp + rank)
     for _ in range(BLOCKS):
         batch, seed = random_block(rng, double), rng.randrange(1 << 30)
-        steps = []
+        steps, calls = [], []
         for builder in pair:
             common = block_metadata(batch, double, seed)
-            steps.append(builder.build_for_drafting(common, 1, block_size=BLOCK))
-        parity = Parity(double, window_left=WINDOW + drafts - 1)
+            common.causal = causal
+            with recorded() as asked:
+                steps.append(builder.build_for_drafting(common, 1, block_size=BLOCK))
+            calls.append(asked)
+        check_calls(*calls)
+        reach = WINDOW - 1 if causal else WINDOW + drafts - 1
+        parity = Parity(double, window_left=reach)
         parity.padded_tokens = round_up(batch.tokens, tp)
         parity.check(*steps, sum(batch.lengths), batch.real)
-        assert steps[1].req_metadata.ori_win_left == WINDOW + drafts - 1
+        assert steps[1].req_metadata.ori_win_left == reach
         assert parity.counts["dspark_swa_indices"] == 1
         TOTALS["DSpark blocks"] += 1
 

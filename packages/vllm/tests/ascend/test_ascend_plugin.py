@@ -51,8 +51,8 @@ def test_entry_point_acts_once_the_host_imports_its_modules() -> None:
     found = json.loads(answer.stdout.splitlines()[-1])
     assert found["early"] == []
     stock_name = "AscendDSACPMetadataBuilder"
-    assert found["builder"] == [f"Dsacp{stock_name}", stock_name]
-    assert found["no_op"]
+    assert found["builder"] == [f"Dsacp{stock_name}", "DsacpBuilder", stock_name]
+    assert not found["no_op"], "nobody serves yet"
     assert found["wrapped"]
 
 
@@ -145,6 +145,7 @@ def test_two_draft_groups_leave_draft_steps_to_the_host(caplog: pytest.LogCaptur
     groups = [SimpleNamespace(metadata_builders=[builder]) for builder in builders]
     refuse_groups(SimpleNamespace(draft_attn_groups=groups[:1], method="mtp"))
     assert builders[0].dsacp_refused is None
+    assert builders[0].dsacp_seen
     with caplog.at_level(logging.WARNING, logger="vllm.dsacp"):
         refuse_groups(SimpleNamespace(draft_attn_groups=groups, method="mtp"))
     (line,) = [record.getMessage() for record in caplog.records]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from dsacp.app.cli_common import BAD_INPUT, DEFAULTS, numbers, stop
-from dsacp.core import DsacpError
+from dsacp.core import DsacpError, LayoutError
 
 
 def doctor(
@@ -29,6 +29,8 @@ def doctor(
     draft_enforce_eager: Annotated[
         bool, typer.Option(help="The speculative configuration says enforce_eager.")
     ] = False,
+    dspark: Annotated[bool, typer.Option(help="DSpark: a whole block at once.")] = False,
+    device: Annotated[str, typer.Option(help="a2 (A3 too) or a5: the format of slots.")] = "a2",
     hooks: Annotated[
         bool, typer.Option(help="Import the engine in a process of its own and check hooks.")
     ] = True,
@@ -40,6 +42,13 @@ def doctor(
     """
     examination = importlib.import_module("dsacp.app.doctor")
     serving = None
+    serving_only = {
+        "--model-config": model_config is not None,
+        "--max-model-len": max_model_len is not None,
+        "--capture-sizes": capture_sizes is not None,
+        "--draft-enforce-eager": draft_enforce_eager,
+        "--dspark": dspark,
+    }
     try:
         model = examination.read_model(model_config)
         if max_num_seqs is not None:
@@ -52,6 +61,13 @@ def doctor(
                 max_model_len,
                 draft_enforce_eager,
                 model,
+                dspark,
+                device,
+            )
+        elif unused := [name for name, given in serving_only.items() if given]:
+            raise LayoutError(
+                f"expected --max-num-seqs beside {', '.join(unused)}, found none: give it, or "
+                "nothing of the configuration is examined"
             )
     except DsacpError as error:
         raise stop(error, BAD_INPUT) from None

@@ -20,11 +20,11 @@ def examine(serving: Serving | None, hooks: bool) -> dict[str, list[Finding]]:
         hooks: whether to import the engine, in a process of its own, and check signatures.
     """
     packages = installed()
-    sections = {"host": host_findings(packages)}
+    sections = {"host": host_findings(packages, serving=serving is not None)}
     if hooks:
         sections["hooks"] = hook_findings(packages)
     if serving is not None:
-        sections["serving"] = serving_findings(serving)
+        sections["serving"] = serving_findings(serving, "vllm-ascend" in packages)
     return sections
 
 

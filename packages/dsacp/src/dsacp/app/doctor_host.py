@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
@@ -48,9 +48,17 @@ def installed() -> dict[str, str]:
 
 
 def host_findings(
-    packages: Mapping[str, str], environ: Mapping[str, str] = os.environ
+    packages: Mapping[str, str],
+    environ: Mapping[str, str] = os.environ,
+    serving: bool = True,
 ) -> list[Finding]:
-    """Describe the host and what else its environment must say."""
+    """Describe the host and what else its environment must say.
+
+    Args:
+        packages: see ``installed``.
+        environ: the environment variables.
+        serving: whether a configuration with DSA-CP is examined, not the host alone.
+    """
     lines = [
         Finding("ok", f"{name} {packages[name]}" if name in packages else f"no {name}")
         for name, _ in PACKAGES
@@ -58,18 +66,27 @@ def host_findings(
     lines.append(Finding("ok", devices(packages)))
     if "vllm-ascend" not in packages:
         return lines
-    if environ.get(FLASHCOMM, "0") in ("", "0"):
-        lines.append(
-            Finding(
-                "problem",
-                f"{FLASHCOMM} is not 1: vllm-ascend raises when enable_dsa_cp comes without it",
-            )
-        )
+    lines += _flashcomm(environ.get(FLASHCOMM, "0"), serving)
     if environ.get(ENABLE, "").lower() in ("0", "false", "no", "off"):
         lines.append(Finding("note", f"{ENABLE} switches dsacp off: upstream's builder is used"))
     if "torch-npu" not in packages:
         lines.append(Finding("problem", "vllm-ascend without torch-npu cannot start"))
     return lines
+
+
+def _flashcomm(value: str, serving: bool) -> Iterator[Finding]:
+    try:
+        enabled = bool(int(value))
+    except ValueError:
+        yield Finding(
+            "problem", f"{FLASHCOMM}={value!r}: vllm-ascend reads it with int() and raises; use 1"
+        )
+        return
+    if not enabled:
+        yield Finding(
+            "problem" if serving else "warning",
+            f"{FLASHCOMM} is not 1: vllm-ascend raises when enable_dsa_cp comes without it",
+        )
 
 
 def devices(packages: Mapping[str, str]) -> str:
@@ -103,10 +120,11 @@ def _probe(engine: str) -> list[Finding]:
             command, capture_output=True, text=True, timeout=PROBE_SECONDS, check=False
         )
     except subprocess.TimeoutExpired:
-        return [Finding("warning", f"{engine} took over {PROBE_SECONDS} s to import")]
+        text = f"{engine} took over {PROBE_SECONDS} s to import, hooks not checked"
+        return [Finding("problem", text)]
     if answer.returncode != 0:
         last = (answer.stderr.strip().splitlines() or ["no output"])[-1]
-        return [Finding("warning", f"{engine} does not import here, hooks not checked: {last}")]
+        return [Finding("problem", f"{engine} does not import here, hooks not checked: {last}")]
     reasons: list[str] = json.loads(answer.stdout.strip().splitlines()[-1])
     if not reasons:
         return [Finding("ok", f"every hook fits the installed {engine}")]

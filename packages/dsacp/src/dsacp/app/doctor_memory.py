@@ -16,6 +16,7 @@ from dsacp.sas_metadata import SasSpec
 
 BLOCK_SIZE = 128
 ROTARY_DIM = 64
+WINDOW = 128
 GUARD_WORDS = 16
 """Between fields, as the builders have it by default."""
 
@@ -25,6 +26,10 @@ def memory_findings(
     on_ascend: DraftCapacity,
     model: Mapping[str, Any],
     max_model_len: int | None,
+    *,
+    dspark: bool = False,
+    slot_width: int = 2,
+    captures: bool = True,
 ) -> Iterator[Finding]:
     """Say what the window group of draft layers holds on one rank, by host.
 
@@ -33,12 +38,23 @@ def memory_findings(
         on_ascend: bounds of the builder in vllm-ascend.
         model: the model's ``config.json``.
         max_model_len: longest request, None where not said: block tables are then not counted.
+        dspark: whether the drafter drafts a whole block at once.
+        slot_width: 2 on A2 and A3, 1 on A5.
+        captures: whether captured sizes were said.
     """
-    tables = "" if max_model_len else ", block tables not counted: give --max-model-len"
+    unsaid = {
+        "block tables (--max-model-len)": max_model_len is not None,
+        "captured batches (--capture-sizes)": captures,
+        "further RoPE configurations (--model-config)": bool(model),
+    }
+    left = [name for name, said in unsaid.items() if not said]
+    tables = f"; not counted: {', '.join(left)}" if left else ""
     if importlib.util.find_spec("dsacp.vllm") is None:
         yield Finding("note", "memory on vllm-ascend: install dsacp-vllm to have it counted")
     else:
-        drafts, target = ascend_bytes(on_ascend, model, max_model_len)
+        drafts, target = ascend_bytes(
+            on_ascend, model, max_model_len, dspark=dspark, slot_width=slot_width
+        )
         yield Finding(
             "ok",
             f"memory on vllm-ascend, a rank: {_kib(drafts)} for the draft layers' group, "
@@ -49,16 +65,22 @@ def memory_findings(
 
 
 def ascend_bytes(
-    capacity: DraftCapacity, model: Mapping[str, Any], max_model_len: int | None
+    capacity: DraftCapacity,
+    model: Mapping[str, Any],
+    max_model_len: int | None,
+    *,
+    dspark: bool = False,
+    slot_width: int = 2,
 ) -> tuple[int, int]:
     """Return the bytes of the draft layers' group and of a group of the target alone."""
     memory = importlib.import_module("dsacp.vllm.ascend.memory")
     columns = max(1, -(-(max_model_len or 0) // BLOCK_SIZE))
     dims = [_rotary_dim(model)] * _configs(model)
-    drafts: int = memory.group_bytes(
-        capacity, memory.draft_roles(capacity.num_draft_tokens), dims, columns
-    )
-    target: int = memory.group_bytes(capacity, memory.target_roles(), dims, columns)
+    window = int(model.get("sliding_window") or WINDOW)
+    given = {"slot_width": slot_width, "window": window, "dspark": dspark}
+    roles = memory.draft_roles(capacity.num_draft_tokens, dspark)
+    drafts: int = memory.group_bytes(capacity, roles, dims, columns, **given)
+    target: int = memory.group_bytes(capacity, memory.target_roles(), dims, columns, **given)
     return drafts, target
 
 

@@ -13,6 +13,7 @@ WHOLE = (
     "max_position_embeddings",
     "original_max_position_embeddings",
     "qk_rope_head_dim",
+    "sliding_window",
 )
 NUMBERS = ("factor", "compress_rope_theta")
 NESTED = ("rope_scaling", "rope_parameters")

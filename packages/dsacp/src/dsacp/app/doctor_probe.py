@@ -12,7 +12,10 @@ def reasons(engine: str) -> list[str]:
         hooks = importlib.import_module("dsacp.vllm.ascend.hooks")
         builder = importlib.import_module(plugin.BUILDER_MODULE)
         rope = importlib.import_module(plugin.ROPE_MODULE)
-        return [str(reason) for reason in hooks.missing_hooks(builder, rope)]
+        drivers = (plugin.PROPOSER_MODULE, plugin.SPECULATOR_MODULE)
+        loaded = [importlib.import_module(name) for name in drivers]
+        found = [*hooks.missing_hooks(builder, rope), *hooks.drafting_hooks(*loaded)]
+        return [str(reason) for reason in found]
     plugin = importlib.import_module("dsacp.vllm.plugin")
     return [str(reason) for reason in plugin.missing_hooks()]
 

@@ -19,6 +19,11 @@ from dsacp.core import (
 )
 
 
+DEVICES = ("a2", "a5")
+MOST_QUERIES = 16
+"""Queries of a request that vllm-ascend's builder asserts, K+1 of them drafts."""
+
+
 @dataclass(frozen=True)
 class Serving:
     """A serving configuration.
@@ -32,6 +37,8 @@ class Serving:
         max_model_len: longest request, None where not said.
         draft_eager: whether the speculative configuration says ``enforce_eager``.
         model: the model's ``config.json``.
+        dspark: whether the drafter drafts a whole block at once.
+        device: "a2" or "a5", for the slot format.
 
     Raises:
         LayoutError: a count is outside its range.
@@ -45,6 +52,8 @@ class Serving:
     max_model_len: int | None
     draft_eager: bool
     model: Mapping[str, Any]
+    dspark: bool = False
+    device: str = "a2"
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "draft_tokens", "tp"):
@@ -53,6 +62,11 @@ class Serving:
             check_whole("--max-model-len", self.max_model_len, *WHOLE["max_model_len"])
         for size in self.capture_sizes:
             check_whole("every one of --capture-sizes", size, 1)
+        if self.device not in DEVICES:
+            raise LayoutError(
+                f"expected --device as one of {', '.join(DEVICES)}, found {self.device!r}: "
+                "a2 stands for A3 too"
+            )
 
     @property
     def grid(self) -> int:
@@ -65,9 +79,25 @@ class Serving:
         return tuple(size for size in sorted(self.capture_sizes) if size % self.grid == 0)
 
 
-def serving_findings(serving: Serving) -> list[Finding]:
-    """Return everything that can be said about a configuration, capacity first."""
-    return [*_capacity(serving), *_captures(serving), *_limits(serving)]
+def serving_findings(serving: Serving, on_ascend: bool = False) -> list[Finding]:
+    """Return everything that can be said about a configuration, capacity first.
+
+    Args:
+        serving: the configuration.
+        on_ascend: whether vllm-ascend is the host, whose limits are then no mere warning.
+    """
+    limits = [*_limits(serving), *_upstreams_limits(serving, on_ascend)]
+    return [*_capacity(serving), *_captures(serving), *limits]
+
+
+def _upstreams_limits(serving: Serving, on_ascend: bool) -> Iterator[Finding]:
+    queries = serving.draft_tokens + 1
+    if queries > MOST_QUERIES:
+        yield Finding(
+            "problem" if on_ascend else "warning",
+            f"K+1={queries} tokens a request: vllm-ascend asserts at most {MOST_QUERIES}; use "
+            f"--draft-tokens {MOST_QUERIES - 1} or fewer",
+        )
 
 
 def _capacity(serving: Serving) -> Iterator[Finding]:
@@ -84,7 +114,15 @@ def _capacity(serving: Serving) -> Iterator[Finding]:
         f"capacity: {capacity.max_reqs} requests and {capacity.max_tokens} tokens in a first "
         f"step, {capacity.max_rows} rows in a later one",
     )
-    yield from memory_findings(capacity, on_ascend, serving.model, serving.max_model_len)
+    yield from memory_findings(
+        capacity,
+        on_ascend,
+        serving.model,
+        serving.max_model_len,
+        dspark=serving.dspark,
+        slot_width=1 if serving.device == "a5" else 2,
+        captures=bool(serving.capture_sizes),
+    )
     if capacity.max_rows > serving.max_num_seqs and serving.usable:
         yield Finding(
             "note",
@@ -110,6 +148,13 @@ def bounds(serving: Serving, sizes: tuple[int, ...]) -> DraftCapacity:
 
 def _captures(serving: Serving) -> Iterator[Finding]:
     queries = serving.draft_tokens + 1
+    largest = max(serving.capture_sizes, default=0)
+    if largest > max(serving.max_num_batched_tokens, serving.max_num_seqs * queries):
+        yield Finding(
+            "problem",
+            f"capture size {largest} is beyond what a step can have: max_num_batched_tokens is "
+            f"{serving.max_num_batched_tokens}; buffers would be made for it and never filled",
+        )
     for size in sorted(serving.capture_sizes):
         causes = [
             f"{name}={value}"
@@ -167,5 +212,6 @@ def _table_length(model: Mapping[str, Any]) -> int | None:
     trained = rope.get("original_max_position_embeddings") or model.get("max_position_embeddings")
     if trained is None:
         return None
-    factor = rope.get("factor", 1) if "original_max_position_embeddings" in rope else 1
-    return int(trained * factor)
+    scaled = rope.get("original_max_position_embeddings") is not None
+    factor = rope.get("factor") if scaled else None
+    return int(trained * (1 if factor is None else factor))

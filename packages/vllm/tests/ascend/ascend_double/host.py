@@ -13,6 +13,8 @@ import torch
 WINDOW, TOPK, HEADS, ROPE_DIM = 128, 512, 64, 64
 MAX_MODEL_LEN = 4096
 BLOCK = 128
+DEVICE = torch.device("cpu", 0)
+"""Where builders put their buffers; the index tells such a request from one for the host."""
 LAYERS = {1: "model.layers.0.attn", 4: "model.layers.1.attn", 128: "model.layers.2.attn"}
 DRAFT_LAYER = "model.layers.43.attn"
 
@@ -125,12 +127,17 @@ class HostDouble:
 
         parallel_state._TP = SimpleNamespace(world_size=self.tp_size, rank_in_group=self.tp_rank)
 
-    def builder(self, cls: type[Any], ratio: int = 1, layer: str | None = None) -> Any:
-        """Make a builder of one KV group."""
+    def builder(
+        self, cls: type[Any], ratio: int = 1, layer: str | None = None, held: bool = True
+    ) -> Any:
+        """Make a builder of one KV group, held by a proposer as upstream's would hold it."""
         self.enter()
         spec = SimpleNamespace(compress_ratio=ratio, block_size=BLOCK)
         name = LAYERS[ratio] if layer is None else layer
-        return cls(spec, [name], self.config, torch.device("cpu"))
+        built = cls(spec, [name], self.config, DEVICE)
+        if held and hasattr(built, "dsacp_seen"):
+            built.dsacp_seen = True
+        return built
 
     def proposer(self, builder: Any, max_tokens: int = 512) -> Any:
         """Make what upstream's draft advance reads of its proposer, around one builder."""

@@ -1,11 +1,14 @@
 """Counts what a build would launch on a device, though everything here lies on the CPU."""
 
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
+import torch
 from torch import Tensor
 
 from dsacp.graph import LaunchCounter
@@ -13,19 +16,21 @@ from dsacp.graph import LaunchCounter
 UPSTREAM_LOCAL = 3
 """Two fills and one Triton kernel; in the double upstream takes its torch path instead."""
 
+COPY = "copy from the host's memory"
+
 
 class DeviceLaunches(LaunchCounter):
     """Leaves out what upstream computes on its CPU mirrors.
 
-    An op whose tensors all come from a mirror is host work. Factories (``torch.tensor([0])``) are
-    not counted either: a double cannot tell where they would live.
+    An op whose tensors all come from a mirror is host work. A factory is a launch where its device
+    is the one that builders are given, which has an index here, and host work otherwise.
 
     Args:
         common: the batch whose CPU mirrors are known.
 
     Attributes:
         paused: nothing is counted while it is True.
-        factories: tensors made of host data, by op.
+        factories: tensors made for the host, by op.
     """
 
     def __init__(self, common: Any) -> None:
@@ -46,6 +51,10 @@ class DeviceLaunches(LaunchCounter):
     ) -> Any:
         """Count an op unless its inputs are the host's."""
         inputs = [_key(tensor) for tensor in _tensors((args, kwargs))]
+        if not inputs and not self.paused and on_device((kwargs or {}).get("device")):
+            if not func._schema.name.startswith("aten::empty"):
+                self.by_name[func._schema.name] += 1
+            return func(*args, **(kwargs or {}))
         made = func._schema.name == "aten::lift_fresh" or not inputs
         if self.paused or made or all(key in self._host for key in inputs):
             result = func(*args, **(kwargs or {}))
@@ -59,6 +68,26 @@ class DeviceLaunches(LaunchCounter):
         for tensor in _tensors(result):
             self._kept.append(tensor)  # a freed storage's key could come back for another tensor
             self._host.add(_key(tensor))
+
+    def from_host(self, make: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a tensor of host data; for the device that is a copy of its own."""
+        if self.paused or not on_device(kwargs.get("device")):
+            return make(*args, **kwargs)
+        self.by_name[COPY] += 1
+        return self.uncounted(make, *args, **kwargs)
+
+    def uncounted(self, call: Any, *args: Any, **kwargs: Any) -> Any:
+        """Run something of which nothing is counted."""
+        before, self.paused = self.paused, True
+        try:
+            return call(*args, **kwargs)
+        finally:
+            self.paused = before
+
+
+def on_device(device: Any) -> bool:
+    """Whether a factory was asked for the builders' device."""
+    return device is not None and torch.device(device).index is not None
 
 
 def _key(tensor: Tensor) -> int:
@@ -92,5 +121,14 @@ def device_launches(common: Any, stock: Any) -> Iterator[DeviceLaunches]:
             if device:
                 counter.by_name["upstream's local metadata"] += UPSTREAM_LOCAL
 
-    with mock.patch.object(stock, "_build_local_token_metadata", local), counter:
+    make = partial(counter.from_host, torch.tensor)
+    # our kernels read a layout only where it lies on the host, which on a device it does not
+    bounds = sys.modules["dsacp.kernels.bounds"]
+    check = partial(counter.uncounted, bounds._check)
+    with (
+        mock.patch.object(bounds, "_check", check),
+        mock.patch.object(stock, "_build_local_token_metadata", local),
+        mock.patch.object(torch, "tensor", make),
+        counter,
+    ):
         yield counter

@@ -24,7 +24,16 @@ NAMES = (
     "compressor_metadata",
 )
 CALLS: list[tuple[str, dict[str, Any]]] = []
-"""Every call since a test cleared it: name and arguments."""
+"""Every call since a test cleared it: name and all arguments, tensors as they were."""
+
+
+def record(name: str, arguments: dict[str, Any]) -> None:
+    """Note a call; buffers are written again later, so tensors are copied."""
+    kept = {
+        key: value.clone() if isinstance(value, Tensor) else value
+        for key, value in arguments.items()
+    }
+    CALLS.append((name, kept))
 
 
 def real_schemas() -> dict[str, str]:
@@ -59,20 +68,22 @@ def install_ops() -> torch.library.Library:
 
 def answer_sas_a2(num_heads_q: int, num_heads_kv: int, head_dim: int, *rest: Any, **kw: Any) -> Any:
     """Answer the A2 op."""
-    return _sas("a2", NAMES[0], num_heads_q, num_heads_kv, rest, kw)
+    given = {"num_heads_q": num_heads_q, "num_heads_kv": num_heads_kv, "head_dim": head_dim}
+    return _sas("a2", NAMES[0], given, rest, kw)
 
 
 def answer_sas_a5(
     num_heads_q: int, num_heads_kv: int, head_dim: int, kv_quant_mode: int, *rest: Any, **kw: Any
 ) -> Any:
     """Answer the A5 op."""
-    return _sas("a5", NAMES[1], num_heads_q, num_heads_kv, rest, kw)
+    given = {"num_heads_q": num_heads_q, "num_heads_kv": num_heads_kv, "head_dim": head_dim}
+    return _sas("a5", NAMES[1], {**given, "kv_quant_mode": kv_quant_mode}, rest, kw)
 
 
-def _sas(family: Any, name: str, heads: int, kv_heads: int, rest: Any, given: Any) -> Tensor:
-    arguments = _named(name, 4 if family == "a5" else 3, rest, given)
-    CALLS.append((name, arguments))
-    assert kv_heads == 1
+def _sas(family: Any, name: str, first: dict[str, Any], rest: Any, given: Any) -> Tensor:
+    arguments = {**first, **_named(name, len(first), rest, given)}
+    record(name, arguments)
+    assert arguments["num_heads_kv"] == 1
     assert (arguments["layout_q"], arguments["layout_kv"]) == ("TND", "PA_ND")
     assert (arguments["ori_mask_mode"], arguments["cmp_mask_mode"]) == (4, 3)
     assert not _present(arguments["seqused_q"])
@@ -81,7 +92,7 @@ def _sas(family: Any, name: str, heads: int, kv_heads: int, rest: Any, given: An
     ratio = arguments["cmp_ratio"] if arguments["has_cmp_kv"] else 1
     assert arguments["cmp_topk"] in (0, 512, 1024)
     spec = SasSpec(
-        num_heads=heads,
+        num_heads=arguments["num_heads_q"],
         device_family=family,
         num_cores=CORES,
         window_left=arguments["ori_win_left"],
@@ -102,9 +113,15 @@ def answer_qli(
     **kw: Any,
 ) -> Any:
     """Answer the indexer's op."""
-    arguments = _named(NAMES[2], 5, rest, kw)
-    modes = {"query_quant_mode": query_quant_mode, "key_quant_mode": key_quant_mode}
-    CALLS.append((NAMES[2], {**arguments, **modes}))
+    arguments = {
+        "num_heads_q": num_heads_q,
+        "num_heads_k": num_heads_k,
+        "head_dim": head_dim,
+        "query_quant_mode": query_quant_mode,
+        "key_quant_mode": key_quant_mode,
+        **_named(NAMES[2], 5, rest, kw),
+    }
+    record(NAMES[2], arguments)
     assert (num_heads_k, head_dim) == (1, 128)
     assert arguments["sparse_mode"] in (0, 3)
     ends, lengths = arguments["actual_seq_lengths_query"], arguments["actual_seq_lengths_key"]
@@ -128,7 +145,7 @@ def answer_compressor(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Answer the compressor's op, which attention launches inside the model's forward."""
     given = {**locals()}
-    CALLS.append((NAMES[3], given))
+    record(NAMES[3], given)
     count = num_reqs_actual
     assert 0 < count < cu_seqlens.numel()
     assert slot_mapping_format in (1, 2)

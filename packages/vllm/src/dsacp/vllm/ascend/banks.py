@@ -35,6 +35,10 @@ class BankSize:
     dspark_width: int = 0
     table_width: int = 0
 
+    def holds(self, rows: int, tokens: int) -> bool:
+        """Whether a step of this many rows and padded tokens fits."""
+        return rows <= self.rows and tokens <= self.tokens
+
     @property
     def one_token(self) -> bool:
         """Whether the bank is that of draft steps with one token a request."""

@@ -115,7 +115,8 @@ def plan(call: Call, table: Tensor, has_prefill: bool) -> Plans:
     window = builder.model_config.hf_config.sliding_window
     drafts = builder.dsacp_banks.capacity.num_draft_tokens
     reach = window + drafts if call.block else window
-    longest = call.common.max_query_len
+    # a request has no more local queries than the rank has tokens, a padded one included
+    longest = max(1, shape.shard.per_rank)
     sas = plan_attention(
         call.stock,
         builder,

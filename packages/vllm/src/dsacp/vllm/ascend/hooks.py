@@ -46,6 +46,19 @@ STEP_FIELDS = frozenset({
 OPTIONAL = frozenset({"cache_group_key"})
 """Fields that a supported version may lack (0.25.1rc1 has no cache_group_key)."""
 
+ATTRIBUTES = (
+    "kv_cache_spec", "metadata_cls", "vllm_config", "model_config", "device", "compressor_ratio",
+    "speculative_config", "decode_threshold", "slot_mapping_shape", "req_sas_metadata",
+    "req_qli_metadata",
+)  # fmt: skip
+"""What a builder's ``__init__`` sets and our code reads."""
+
+ROPE_PROXY = ("self", "data_map", "is_cos")
+ADVANCE = "attn_update_stack_num_spec_norm"
+"""The proposer's step from one draft pass to the next, by which its class is known."""
+HAND_OVER = "set_attn"
+"""The method in which a speculator makes the draft layers' builders."""
+
 COMMON_FIELDS = (
     "query_start_loc", "query_start_loc_cpu", "seq_lens", "num_reqs", "num_actual_tokens",
     "max_query_len", "block_table_tensor", "slot_mapping", "positions", "num_input_tokens",
@@ -69,6 +82,7 @@ def missing_hooks(dsa_cp: Any, rope: Any) -> Iterator[Blocker]:
     if lost:
         yield Blocker(f"{dsa_cp.__name__} without {', '.join(lost)}", REMEDY)
         return
+    yield from _attributes(dsa_cp.AscendDSACPMetadataBuilder)
     unfit = list(_methods(dsa_cp.AscendDSACPMetadataBuilder))
     yield from unfit or changed_bodies(dsa_cp.AscendDSACPMetadataBuilder, REMEDY)
     yield from _fields(dsa_cp.AscendDSAReqMetadata, REQUEST_FIELDS)
@@ -102,19 +116,68 @@ def _fields(owner: Any, wanted: frozenset[str]) -> Iterator[Blocker]:
 
 def _calls(dsa_cp: Any) -> Iterator[Blocker]:
     split = inspect.signature(dsa_cp.split_decodes_and_prefills).parameters
-    if "treat_short_extends_as_decodes" not in split:
+    if not {"decode_threshold", "treat_short_extends_as_decodes"} <= set(split):
         yield Blocker(f"split_decodes_and_prefills({', '.join(split)})", REMEDY)
-    if not hasattr(dsa_cp.DeviceOperator, "format_dsa_slot_mapping"):
-        yield Blocker("a device adaptor without format_dsa_slot_mapping", REMEDY)
+    full = getattr(dsa_cp, "get_full_cos_and_sin_dsa", None)
+    yield from parameters("get_full_cos_and_sin_dsa", full, ("group_name",))
+    formatter = getattr(dsa_cp.DeviceOperator, "format_dsa_slot_mapping", None)
+    yield from parameters("format_dsa_slot_mapping", formatter, ("slot_mapping", "block_size"))
+
+
+def parameters(name: str, found: Any, wanted: tuple[str, ...]) -> Iterator[Blocker]:
+    """Yield a blocker if a callable is missing or has other parameters than the known ones."""
+    have = None if found is None else tuple(inspect.signature(found).parameters)
+    if have is None:
+        yield Blocker(f"no {name}", REMEDY)
+    elif have != wanted:
+        yield Blocker(f"{name}({', '.join(have)})", REMEDY)
+
+
+def _attributes(builder: Any) -> Iterator[Blocker]:
+    """Look for what a builder's ``__init__`` sets and we read, without making a builder."""
+    named = set(inspect.unwrap(builder.__init__).__code__.co_names)
+    if lost := [name for name in ATTRIBUTES if name not in named]:
+        yield Blocker(f"{builder.__name__} that never sets {', '.join(lost)}", REMEDY)
 
 
 def _rope(rope: Any) -> Iterator[Blocker]:
     state = getattr(rope, "_ROPE_STATE", None)
-    proxy = getattr(rope, "RopeDataProxy", None)
     for name in ("full_rope_cache", "registry_summary", "layer_info"):
         if not hasattr(state, name):
             yield Blocker(f"RoPE state without {name}", REMEDY)
-    if proxy is None or tuple(inspect.signature(proxy.pad_to).parameters) != (
-        "self", "target_len", "dim",
-    ):  # fmt: skip
-        yield Blocker("RopeDataProxy without pad_to(target_len, dim)", REMEDY)
+    proxy = getattr(rope, "RopeDataProxy", None)
+    pad_to, init = getattr(proxy, "pad_to", None), getattr(proxy, "__init__", None)
+    yield from parameters("RopeDataProxy.pad_to", pad_to, ("self", "target_len", "dim"))
+    yield from parameters("RopeDataProxy", init, ROPE_PROXY)
+
+
+def drafting_hooks(proposer: Any, speculator: Any) -> Iterator[Blocker]:
+    """Yield every way in which what drives draft steps is not what our builder was made for.
+
+    Args:
+        proposer: runner v1's module of proposers, None where it is not loaded.
+        speculator: runner v2's module of speculators, None where it is not loaded.
+    """
+    if proposer is not None:
+        reads = (ADVANCE, "draft_attn_groups", "initialize_attn_backend")
+        yield from _driver(proposer, ADVANCE, reads)
+    if speculator is not None:
+        yield from _driver(speculator, HAND_OVER, ("attn_groups", "target_attn_groups"))
+
+
+def _driver(module: Any, method: str, reads: tuple[str, ...]) -> Iterator[Blocker]:
+    """Look for one class of a module that has the method, and for the names that it stands on."""
+    classes = [value for value in vars(module).values() if isinstance(value, type)]
+    found = [cls for cls in classes if method in vars(cls) and cls.__module__ == module.__name__]
+    if not found:
+        yield Blocker(f"no class with {method} in {module.__name__}", REMEDY)
+    for cls in found:
+        known = {name for base in cls.__mro__ for name in vars(base)}
+        for base in cls.__mro__:
+            for value in vars(base).values():
+                known.update(getattr(getattr(value, "__code__", None), "co_names", ()))
+        if lost := [name for name in reads if name not in known]:
+            yield Blocker(f"{cls.__name__} without {', '.join(lost)}", REMEDY)
+    group = getattr(module, "AttentionGroup", None)
+    if group is not None and "metadata_builders" not in {f.name for f in dataclasses.fields(group)}:
+        yield Blocker("an AttentionGroup without metadata_builders", REMEDY)

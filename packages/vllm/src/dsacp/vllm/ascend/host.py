@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsacp.vllm.ascend.fill import SlotFormat
+from dsacp.vllm.ascend.replay import ReplayNoOp, replay_of
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Host:
         device: the device adaptor, which knows the slot format.
         req_class: per-request metadata dataclass.
         cp_class: context-parallel metadata dataclass.
+        replay: what the draft path calls after a replay.
     """
 
     split: Callable[..., tuple[int, int, int, int]]
@@ -28,6 +30,7 @@ class Host:
     device: Any
     req_class: type[Any]
     cp_class: type[Any]
+    replay: ReplayNoOp
 
     @classmethod
     def of(cls, dsa_cp: Any, rope: Any) -> "Host":
@@ -40,6 +43,7 @@ class Host:
             device=dsa_cp.DeviceOperator,
             req_class=dsa_cp.AscendDSAReqMetadata,
             cp_class=dsa_cp.DSACPMetadata,
+            replay=replay_of(dsa_cp.AscendDSACPImpl),
         )
 
     def format_slots(self) -> SlotFormat:

@@ -50,6 +50,11 @@ def target_roles() -> tuple[int, ...]:
     return (TARGET,)
 
 
-def draft_roles(num_draft_tokens: int) -> tuple[int, ...]:
-    """Return the banks of the draft layers' group under runner v1: target, and steps 0..K-1."""
+def draft_roles(num_draft_tokens: int, dspark: bool = False) -> tuple[int, ...]:
+    """Return the banks of the draft layers' group under runner v1: target, and steps 0..K-1.
+
+    DSpark's one block arrives as draft index 1.
+    """
+    if dspark:
+        return TARGET, FIRST, FIRST + 1
     return (TARGET, *range(FIRST, FIRST + num_draft_tokens))

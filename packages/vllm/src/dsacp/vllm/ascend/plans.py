@@ -90,7 +90,7 @@ def plan_attention(
         words: int32 [1024], persistent.
         query_start_loc: int32 [B+1], rank-local starts.
         seq_lens: int32 [B], rank-local lengths.
-        max_query_len: bound of the query lengths.
+        max_query_len: bound of the rank's query lengths, at least 1.
         has_prefill: whether the batch holds prefills.
         shared: the step's dictionary, which lets KV groups of one ratio share a plan.
         window: sliding window to plan for.
@@ -109,7 +109,7 @@ def plan_attention(
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
         seq_lens_q=None,
-        max_query_len=max(1, max_query_len),
+        max_query_len=max_query_len,
         max_seq_lens=model.max_model_len,
         index_topk=model.hf_config.index_topk,
         num_reqs=seq_lens.shape[0],
@@ -135,7 +135,7 @@ def plan_indexer(
         owner,
         query_start_loc=query_start_loc,
         seq_lens=HostLengths(seq_lens, builder.model_config.max_model_len),
-        seq_lens_q=HostLengths(seq_lens, max(1, max_query_len)),
+        seq_lens_q=HostLengths(seq_lens, max_query_len),
         num_reqs=seq_lens.shape[0],
     )
     return result

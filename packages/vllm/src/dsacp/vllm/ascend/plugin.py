@@ -4,11 +4,14 @@ import importlib
 import importlib.util
 import logging
 import sys
+from collections.abc import Iterator
 from functools import cache, wraps
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dsacp.vllm.ascend.hooks import missing_hooks
+from dsacp.vllm.ascend.hooks import ADVANCE, REMEDY, drafting_hooks, missing_hooks
 from dsacp.vllm.ascend.imports import when_imported
 from dsacp.vllm.ascend.settings import group_blocker, switched_off
 from dsacp.vllm.settings import Blocker
@@ -20,18 +23,35 @@ BUILDER_MODULE = "vllm_ascend.attention.context_parallel.dsa_cp"
 ROPE_MODULE = "vllm_ascend.ops.rope_dsv4"
 PROPOSER_MODULE = "vllm_ascend.spec_decode.llm_base_proposer"
 SPECULATOR_MODULE = "vllm_ascend.worker.v2.spec_decode.autoregressive.speculator"
-ADVANCE = "attn_update_stack_num_spec_norm"
-"""The proposer's step from one draft pass to the next, by which its class is known."""
+PLAIN_BUILDER = "AscendDSAMetadataBuilder"
+"""What the backend gives without DSA-CP; never ours."""
 
 
 def register_ascend() -> bool:
     """Wait for vllm-ascend's modules; returns whether this is a vllm-ascend host."""
-    if importlib.util.find_spec("vllm_ascend") is None:
+    spec = importlib.util.find_spec("vllm_ascend")
+    if spec is None:
         return False
+    for blocker in moved_modules(spec):
+        _say(blocker)
     when_imported(BACKEND_MODULE, _hook_backend)
     when_imported(PROPOSER_MODULE, _hook_proposer)
     when_imported(SPECULATOR_MODULE, _hook_speculator)
     return True
+
+
+def moved_modules(spec: ModuleSpec) -> Iterator[Blocker]:
+    """Yield every module that we wait for and that this vllm-ascend has no file of.
+
+    Args:
+        spec: of ``vllm_ascend``; nothing of it is imported.
+    """
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    for name in (BACKEND_MODULE, BUILDER_MODULE, ROPE_MODULE, PROPOSER_MODULE):
+        path = Path(*name.split(".")[1:])
+        files = (path.with_suffix(".py"), path / "__init__.py")
+        if not any((folder / file).exists() for folder in folders for file in files):
+            yield Blocker(f"a vllm-ascend without {name}", REMEDY)
 
 
 def _hook_speculator(module: ModuleType) -> None:
@@ -56,37 +76,39 @@ def _hook_backend(module: ModuleType) -> None:
 
 def choose(stock: Any) -> Any:
     """Return our builder for upstream's DSA-CP builder, and any other builder as it is."""
-    if stock.__module__ != BUILDER_MODULE or switched_off():
+    if switched_off() or (stock.__module__, stock.__name__) == (BACKEND_MODULE, PLAIN_BUILDER):
         return stock
     return _ours(stock)
 
 
 @cache
 def _ours(stock: Any) -> Any:
-    dsa_cp, rope = sys.modules[BUILDER_MODULE], importlib.import_module(ROPE_MODULE)
-    reasons = list(missing_hooks(dsa_cp, rope))
+    try:
+        reasons = list(_reasons(stock))
+        made = stock if reasons else _made(stock)
+    except Exception as error:  # an unknown host may fail in any way; it must run as without us
+        reasons, made = [Blocker(f"hooks that cannot be checked ({error!r})", REMEDY)], stock
     if reasons:
         _say(*reasons)
-        return stock
+    else:
+        logger.info("dsacp builds the metadata of DSA-CP layers in place of %s", stock.__name__)
+    return made
+
+
+def _reasons(stock: Any) -> Iterator[Blocker]:
+    if stock.__module__ != BUILDER_MODULE:
+        yield Blocker(f"{stock.__name__} of {stock.__module__}, which is not known", REMEDY)
+        return
+    yield from missing_hooks(sys.modules[BUILDER_MODULE], importlib.import_module(ROPE_MODULE))
+    yield from drafting_hooks(sys.modules.get(PROPOSER_MODULE), sys.modules.get(SPECULATOR_MODULE))
+
+
+def _made(stock: Any) -> Any:
     from dsacp.vllm.ascend.builder import make_builder_class
     from dsacp.vllm.ascend.host import Host
 
-    add_graph_params(dsa_cp.AscendDSACPImpl)
-    logger.info("dsacp builds the metadata of DSA-CP layers in place of %s", stock.__name__)
+    dsa_cp, rope = sys.modules[BUILDER_MODULE], sys.modules[ROPE_MODULE]
     return make_builder_class(stock, Host.of(dsa_cp, rope))
-
-
-def add_graph_params(impl: Any) -> None:
-    """Give an attention class the no-op that the draft path calls after every graph replay.
-
-    There is nothing to update: buffers are refreshed in place before the replay.
-    """
-    if not hasattr(impl, "update_graph_params"):
-
-        def update_graph_params(*args: Any, **kwargs: Any) -> None:
-            """Nothing to do (dsacp): captured addresses hold the new values."""
-
-        impl.update_graph_params = staticmethod(update_graph_params)
 
 
 def _hook_proposer(module: ModuleType) -> None:
@@ -108,16 +130,21 @@ def _wrap_groups(cls: Any) -> None:
 
 
 def refuse_groups(proposer: Any) -> None:
-    """Leave draft steps to the host where draft layers lie in more than one KV group."""
-    groups = getattr(proposer, "draft_attn_groups", None) or []
-    blocker = group_blocker(len(groups), getattr(proposer, "method", None))
-    if blocker is None:
+    """Mark the builders of draft layers, or leave them to the host where groups are several.
+
+    A proposer without one of the attributes marks nothing: its draft steps then stand aside.
+    """
+    try:
+        groups = list(proposer.draft_attn_groups)
+        builders = [builder for group in groups for builder in group.metadata_builders]
+        blocker = group_blocker(len(groups), proposer.method)
+    except (AttributeError, TypeError):
         return
-    for group in groups:
-        for builder in getattr(group, "metadata_builders", []):
-            if hasattr(builder, "dsacp_refused"):
-                builder.dsacp_refused = str(blocker)
-                _say(blocker)
+    for builder in builders:
+        if hasattr(builder, "dsacp_seen"):
+            builder.dsacp_seen = True
+            if blocker is not None:
+                builder.refuse(blocker)
 
 
 def _say(*reasons: Blocker) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsacp.core import BufferRegion, DraftCapacity, round_up
+from dsacp.core import BufferRegion, CapacityError, DraftCapacity, round_up
+from dsacp.graph.tape import recording
 from dsacp.kernels import dspark_index_width
 from dsacp.vllm.ascend.banks import Bank, BankSize, RopeTables
 from dsacp.vllm.ascend.shapes import Shape
@@ -62,7 +63,7 @@ def persistent_size(
 
 
 class Banks:
-    """The banks of one builder, each made at its first use, which lies before any capture.
+    """The banks of one builder, each made at its first use, which must lie before any capture.
 
     Args:
         name: cache group, for messages.
@@ -85,32 +86,53 @@ class Banks:
         device: torch.device,
     ) -> None:
         self.capacity = capacity
+        self.block = dspark
         self._name = name
         self._slot_width = slot_width
         self._window = window
-        self._dspark = dspark
         self._config = vllm_config
         self._device = device
         self._made: dict[int, Bank] = {}
+        self._eager: dict[int, Bank] = {}
 
-    def pick(self, role: int, shape: Shape, tables: RopeTables, table: Tensor) -> Bank:
-        """Return the bank of a role, or one of its own for a batch that no graph can hold.
+    def pick(
+        self, role: int, shape: Shape, tables: RopeTables, columns: int, capturing: bool = False
+    ) -> Bank:
+        """Return the bank of a role, or its larger eager one for a batch that no graph can hold.
 
-        A prefill that drafts runs K steps over all its tokens, eager: buffers of that size would
-        be kept for nothing.
+        Args:
+            role: whose bank.
+            shape: the step.
+            tables: RoPE tables.
+            columns: of the host's block table.
+            capturing: whether the host says that a graph will hold the addresses.
+
+        Raises:
+            CapacityError: a graph would hold an eager bank, or the first use lies in a capture.
         """
         bank = self._made.get(role)
         if bank is None:
-            bank = self._make(role, self._bounds(role, table.shape[1]), tables)
+            bank = self._make(role, self._bounds(role, columns), tables)
             self._made[role] = bank
-        if shape.rows <= bank.size.rows and shape.shard.padded <= bank.size.tokens:
+        if bank.size.holds(shape.rows, shape.shard.padded):
             return bank
-        return self._make(role, self._exact(role, shape, table.shape[1]), tables)
+        if capturing or records(self._device):
+            raise CapacityError(
+                f"a captured step of {self._name} needs {shape.rows} requests and "
+                f"{shape.shard.padded} tokens, bank {role} holds {bank.size.rows} and "
+                f"{bank.size.tokens}: name this size in cudagraph_capture_sizes"
+            )
+        return self._grown(role, shape, tables, columns)
 
     @property
     def made(self) -> Mapping[int, Bank]:
         """The persistent banks so far, by role."""
         return dict(self._made)
+
+    @property
+    def eager(self) -> Mapping[int, Bank]:
+        """The banks of eager steps that no capture holds, by role."""
+        return dict(self._eager)
 
     def regions(self) -> tuple[BufferRegion, ...]:
         """Return every persistent field."""
@@ -121,8 +143,32 @@ class Banks:
         return tuple(storage for bank in self._made.values() for storage in bank.storages())
 
     def _make(self, role: int, size: BankSize, tables: RopeTables) -> Bank:
+        if records(self._device):
+            raise CapacityError(
+                f"expected bank {role} of {self._name} to be there before a graph is captured, "
+                "found its first use inside one, whose memory would then hold it: warm up first"
+            )
         with persistent_memory(self._config):
             return Bank(self._name, role, size, tables, self._device)
+
+    def _grown(self, role: int, shape: Shape, tables: RopeTables, columns: int) -> Bank:
+        """Return the eager bank of a role; it only grows, so a busy engine soon makes none.
+
+        A prefill that drafts runs K steps over all its tokens.
+        """
+        bank, rows, tokens = self._eager.get(role), shape.rows, shape.shard.padded
+        if bank is not None:
+            if bank.size.holds(rows, tokens):
+                return bank
+            rows, tokens = max(rows, bank.size.rows), max(tokens, bank.size.tokens)
+        bounds = self._bounds(role, columns)
+        size = replace(
+            bounds,
+            rows=max(rows, bounds.rows),
+            tokens=eager_tokens(self.capacity, max(tokens, bounds.tokens)),
+        )
+        self._eager[role] = self._make(role, size, tables)
+        return self._eager[role]
 
     def _bounds(self, role: int, columns: int) -> BankSize:
         return persistent_size(
@@ -131,9 +177,20 @@ class Banks:
             columns,
             slot_width=self._slot_width,
             window=self._window,
-            dspark=self._dspark,
+            dspark=self.block,
         )
 
-    def _exact(self, role: int, shape: Shape, columns: int) -> BankSize:
-        tokens = round_up(max(shape.shard.padded, 1), self.capacity.tp_size)
-        return replace(self._bounds(role, columns), rows=max(shape.rows, 1), tokens=tokens)
+
+def eager_tokens(capacity: DraftCapacity, tokens: int) -> int:
+    """Return the token rows of an eager bank: the next power of two, at most the whole budget."""
+    wanted = min(1 << (tokens - 1).bit_length(), max(tokens, capacity.max_tokens))
+    return round_up(wanted, capacity.tp_size)
+
+
+def records(device: torch.device) -> bool:
+    """Return whether a graph is being captured here, as far as the device's library says."""
+    if device.type == "cpu":
+        return recording()
+    library = getattr(torch, device.type, None)
+    ask = getattr(library, "is_current_stream_capturing", None)
+    return bool(ask()) if ask is not None else False

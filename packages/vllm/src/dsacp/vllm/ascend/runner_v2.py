@@ -10,14 +10,13 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
+from dsacp.vllm.ascend.hooks import HAND_OVER
 from dsacp.vllm.ascend.roles import FIRST, TARGET
 from dsacp.vllm.ascend.shapes import Shape, first_shape, v2_draft_shape
 from dsacp.vllm.settings import Blocker
 
 LATER = FIRST + 1
 """The bank of all later draft steps of runner v2."""
-HAND_OVER = "set_attn"
-"""The method in which a speculator makes the draft layers' builders."""
 
 
 def hook_speculator(module: ModuleType) -> None:
@@ -42,13 +41,22 @@ def _wrap(cls: Any) -> None:
 def claim_drafts(speculator: Any) -> None:
     """Mark the builders of draft steps; one that also serves the target is left to the host.
 
+    A speculator without one of the attributes marks nothing: its builders then stand aside.
+
     Args:
         speculator: after its ``set_attn``, with ``attn_groups`` and ``target_attn_groups``.
     """
-    target = {id(builder) for builder in _builders(speculator.target_attn_groups)}
-    for builder in _builders(speculator.attn_groups):
+    try:
+        target = list(_builders(speculator.target_attn_groups))
+        drafts = list(_builders(speculator.attn_groups))
+    except (AttributeError, TypeError):
+        return
+    for builder in (*target, *drafts):
+        builder.dsacp_seen = True
+    shared = {id(builder) for builder in target}
+    for builder in drafts:
         builder.dsacp_drafts = True
-        if id(builder) in target:
+        if id(builder) in shared:
             builder.refuse(
                 Blocker(
                     "one builder for the target and the draft steps of runner v2",
@@ -58,9 +66,9 @@ def claim_drafts(speculator: Any) -> None:
 
 
 def _builders(groups: Any) -> Iterator[Any]:
-    for group in (group for kind in groups or () for group in kind):
-        for builder in getattr(group, "metadata_builders", ()):
-            if hasattr(builder, "dsacp_banks"):
+    for group in (group for kind in groups for group in kind):
+        for builder in group.metadata_builders:
+            if hasattr(builder, "dsacp_seen"):
                 yield builder
 
 

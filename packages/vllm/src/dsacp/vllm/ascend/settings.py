@@ -52,3 +52,18 @@ def group_blocker(groups: int, method: str | None) -> Blocker | None:
     if groups <= 1 or method == "dspark":
         return None
     return Blocker(f"{groups} draft attention groups", "serve a model whose draft layers share one")
+
+
+def unseen_blocker(what: str) -> Blocker:
+    """Return why a step is left to the host when nobody was seen to hold its builder.
+
+    The proposer and the speculator are known by their methods and attributes. One that has changed
+    would give us draft steps whose rhythm nobody has checked.
+
+    Args:
+        what: the step, for the line.
+    """
+    return Blocker(
+        f"{what} from a proposer or speculator that is not like the known ones",
+        "use vllm-ascend 0.25.1rc1 or 0.26.0rc1, or a dsacp that knows this one",
+    )
