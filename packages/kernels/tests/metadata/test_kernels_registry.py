@@ -1,5 +1,8 @@
 """How an implementation is picked, and what registered operators promise to torch."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -18,6 +21,41 @@ def test_cpu_and_force_pick_the_reference() -> None:
     kernel = Kernel("k", nothing, "json:dumps")
     assert kernel.select(CPU) is nothing
     assert kernel.select(torch.device("cuda"), "reference") is nothing
+
+
+class Devices:
+    """Stands in for ``torch.cuda`` where there is none."""
+
+    def __init__(self) -> None:
+        self.current = 0
+
+    def current_device(self) -> int:
+        return self.current
+
+    @contextmanager
+    def device(self, index: int) -> Iterator[None]:
+        before, self.current = self.current, index
+        yield
+        self.current = before
+
+
+def test_launches_go_to_the_tensors_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors on cuda:1 with device 0 current: every launch ran on device 0 and its stream."""
+    devices, calls = Devices(), []
+    monkeypatch.setattr("dsacp.kernels.devices._module", lambda _: devices)
+    monkeypatch.setattr("dsacp.kernels.registry.has_triton", lambda: True)
+
+    def launch(*args: object) -> None:
+        calls.append((*args, devices.current))
+
+    monkeypatch.setattr("dsacp.kernels.registry._load", lambda _: launch)
+    kernel = Kernel("k", nothing, "here:launch")
+    kernel.select(torch.device("cuda:1"))("other")
+    kernel.select(torch.device("privateuseone:1"), "triton")("other")
+    assert calls == [("other", 1), ("other", 1)]
+    assert devices.current == 0
+    assert kernel.select(torch.device("cuda:0")) is launch
+    assert kernel.select(CPU, "triton") is launch
 
 
 def test_a_kernel_without_triton_says_so() -> None:

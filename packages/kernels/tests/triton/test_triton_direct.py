@@ -3,6 +3,7 @@
 import importlib.util
 import inspect
 import os
+from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
@@ -34,18 +35,34 @@ def fresh(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch):
+def current(monkeypatch: pytest.MonkeyPatch):
+    """The current CUDA device, as a list of one index, which ``torch.cuda.device`` changes."""
+    devices = [2]
+
+    @contextmanager
+    def switch(index: int):
+        before, devices[0] = devices[0], index
+        yield
+        devices[0] = before
+
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: devices[0], raising=False)
+    monkeypatch.setattr(torch.cuda, "device", switch)
+    return devices
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch, current: list[int]):
     """A compiled kernel whose launches are bound to the installed launcher's parameters."""
     calls = []
     signature = inspect.signature(driver.CudaLauncher.__call__)
 
     def run(*args: object) -> None:
-        calls.append(signature.bind(None, *args).arguments)
+        calls.append({**signature.bind(None, *args).arguments, "current": current[0]})
 
     fake = SimpleNamespace(get_current_stream=lambda device: 70 + device)
     monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=fake))
     compiled = SimpleNamespace(run=run, function=99, packed_metadata=(4, 1, 0))
-    hooked = lambda *args: calls.append(args)  # noqa: E731
+    hooked = lambda *args: calls.append((*args, "current", current[0]))  # noqa: E731
     by_handle = direct._by_handle(compiled, hooked, (5, 1, 1), 2, (True, 64))
     return by_handle, calls
 
@@ -72,8 +89,27 @@ def test_a_profiler_s_hook_gets_triton_s_own_launch(launched) -> None:
     finally:
         chain.remove(print)
     by_handle(0x1000, 3)
-    assert calls[0] == (0x1000, 3, True, 64)
+    assert calls[0] == (0x1000, 3, True, 64, "current", 2)
     assert calls[1]["function"] == 99
+
+
+@pytest.mark.skipif(not KNOWN, reason="another Triton keeps its own launcher")
+@pytest.mark.parametrize("hooked", [False, True])
+def test_a_handle_is_launched_on_its_own_device(launched, current, hooked: bool) -> None:
+    """Tensors on cuda:2, current device 0: the launch belongs to device 2, and 0 stays current."""
+    by_handle, calls = launched
+    chain = triton.knobs.runtime.launch_enter_hook
+    current[0] = 0
+    if hooked:
+        chain.add(print)
+    try:
+        by_handle(0x1000, 3)
+    finally:
+        if hooked:
+            chain.remove(print)
+    assert current == [0]
+    assert hooked or [calls[0]["current"], calls[0]["stream"]] == [2, 72]
+    assert not hooked or calls == [(0x1000, 3, True, 64, "current", 2)]
 
 
 def other_launch(self, grid, stream, function, *args) -> None:

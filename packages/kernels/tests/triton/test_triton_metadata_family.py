@@ -61,6 +61,23 @@ def test_more_groups_and_tables_than_one_launch(check_draft) -> None:
     )
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_tensors_of_a_device_that_is_not_current(
+    check_draft, check_tails, check_staging, check_slots, check_rope, check_local
+) -> None:
+    """Launches went to the current device's stream, where nothing orders them with the copies."""
+    for other in (1, 0):
+        with torch.cuda.device(1 - other):
+            device = f"cuda:{other}"
+            check_draft(IMPL, device=device)
+            check_tails(IMPL, device)
+            check_staging(IMPL, 3, 7, True, device)
+            check_slots(IMPL, 24, "flat", device)
+            check_rope(IMPL, 13, device)
+            check_local(IMPL, [0, 7, 8], [30, 1], TokenShard(8, 2, 1), True, device)
+            assert torch.cuda.current_device() == 1 - other
+
+
 def test_more_rows_than_the_search_covers_are_refused(check_draft) -> None:
     with pytest.raises(CapacityError, match="65537"):
         check_draft(IMPL, device=DEVICE, rows=[65537], tokens=[16], rope=())

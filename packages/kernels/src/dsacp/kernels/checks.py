@@ -53,6 +53,31 @@ def check_rope_tables(cos_table: Tensor, sin_table: Tensor) -> None:
             )
 
 
+def check_layout(name: str, layout: Tensor, leading: int | str, fields: int) -> None:
+    """Raise ``LayoutError`` unless ``layout`` is contiguous int32 [leading, steps, fields].
+
+    ``leading`` in words stands for any number.
+    """
+    fits = layout.dtype is torch.int32 and layout.dim() == 3 and layout.is_contiguous()
+    if isinstance(leading, int):
+        fits = fits and layout.shape[0] == leading
+    if not fits or layout.shape[2] != fields:
+        raise LayoutError(
+            f"expected {name} as contiguous int32 [{leading}, steps, {fields}], found "
+            f"{layout.dtype} of shape {tuple(layout.shape)}: pass the layout of the banks"
+        )
+
+
+def check_rope_bank(rope_bank: Tensor) -> None:
+    """Raise ``LayoutError`` unless ``rope_bank`` is contiguous 1-D fp32."""
+    fits = rope_bank.dtype is torch.float32 and rope_bank.dim() == 1
+    if not fits or not rope_bank.is_contiguous():
+        raise LayoutError(
+            f"expected rope_bank as contiguous 1-D fp32, found {rope_bank.dtype} of shape "
+            f"{tuple(rope_bank.shape)}: pass the storage of the RoPE banks"
+        )
+
+
 def check_device(first: Tensor, *others: Tensor) -> None:
     """Raise ``LayoutError`` unless all tensors lie on the device of ``first``."""
     for tensor in others:

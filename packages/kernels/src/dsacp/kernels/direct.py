@@ -87,7 +87,14 @@ def _by_handle(
     stream_of = triton.runtime.driver.active.get_current_stream
     function, hooks = compiled.function, triton.knobs.runtime
 
+    current_device = torch._C._cuda_getDevice
+
     def by_handle(*args: object) -> None:
+        if current_device() != device:
+            # A handle belongs to one device's context, which need not be the current one.
+            with torch.cuda.device(device):
+                by_handle(*args)
+            return
         if _is_set(hooks.launch_enter_hook) or _is_set(hooks.launch_exit_hook):
             hooked(*args, *constants)
             return

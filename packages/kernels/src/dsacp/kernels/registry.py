@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from dsacp.core import UnsupportedHostError
+from dsacp.kernels.devices import on_device
 from dsacp.kernels.eager import are_plain, bound_call, past_dispatcher
 
 Impl = Literal["auto", "reference", "triton"]
@@ -30,7 +31,7 @@ class Kernel:
     bound: str | None = None
 
     def select(self, device: torch.device, impl: str = "auto") -> Callable[..., None]:
-        """Return the implementation for ``device``.
+        """Return the implementation for ``device``, which it makes current for its launches.
 
         Raises:
             UnsupportedHostError: ``impl="triton"`` was forced and there is none, or no Triton.
@@ -38,7 +39,7 @@ class Kernel:
         if impl == "reference" or (impl == "auto" and device.type == "cpu"):
             return self.reference
         if self.triton is not None and has_triton():
-            return _load(self.triton)
+            return on_device(_load(self.triton), device)
         if impl == "triton":
             reason = "it has none" if self.triton is None else "the module triton is not installed"
             raise UnsupportedHostError(

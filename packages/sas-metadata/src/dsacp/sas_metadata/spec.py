@@ -5,14 +5,13 @@ from typing import Literal
 
 from dsacp.core import LayoutError, check_whole
 from dsacp.kernels.sas_plan.costs import PlanSpec
+from dsacp.kernels.sas_plan.table import MAX_CORES
 
 SasPolicy = Literal["upstream", "balanced"]
 DeviceFamily = Literal["a2", "a5"]
 
 POLICIES: tuple[SasPolicy, ...] = ("upstream", "balanced")
 FAMILIES: tuple[DeviceFamily, ...] = ("a2", "a5")
-MAX_CORES = 36
-"""Core records that the 1024 words have room for."""
 QLI_HEADS = 64
 
 

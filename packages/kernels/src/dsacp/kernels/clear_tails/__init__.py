@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from dsacp.core import CapacityError, LayoutError
-from dsacp.kernels.checks import check_int32
+from dsacp.kernels.bounds import check_fields, check_rope_rows
+from dsacp.kernels.checks import check_device, check_int32, check_layout, check_rope_bank
 from dsacp.kernels.clear_tails import reference
+from dsacp.kernels.fields import DRAFT_FIELDS
 from dsacp.kernels.registry import Impl, Kernel, kernel_op
 
 KERNEL = Kernel(
@@ -69,7 +71,7 @@ def clear_tails(
 
     Args:
         arena: int32 [N]; see ``draft_steps`` for it and the layouts.
-        layout: int32 [G, S, 7] word offsets, -1 absent.
+        layout: int32 [G, S, 7] word offsets, -1 absent; not checked on a device.
         rope_bank: fp32 [M].
         rope_layout: int32 [C, S, 2] word offsets, -1 absent.
         rope_dim: rotary dimension rd of every bank.
@@ -83,10 +85,12 @@ def clear_tails(
         impl: forces "reference" or "triton".
 
     Raises:
-        LayoutError: dtypes or list lengths contradict each other, or a range is reversed.
-        CapacityError: the layouts do not hold these steps.
+        LayoutError: dtypes, shapes, devices or list lengths contradict each other, or a range is
+            reversed.
+        CapacityError: the layouts do not hold these steps, or (where the layouts lie on the host)
+            a range ends past its storage.
     """
-    check_int32(arena=arena)
+    _check_banks(arena, layout, rope_bank, rope_layout)
     bounds = (rows_from, rows_to, tokens_from, tokens_to, last_starts, last_local_starts)
     ranges = [*zip(rows_from, rows_to, strict=False), *zip(tokens_from, tokens_to, strict=False)]
     if len({len(bound) for bound in bounds}) != 1 or any(not 0 <= a <= b for a, b in ranges):
@@ -100,4 +104,15 @@ def clear_tails(
             f"the call needs steps {first_step}..{first_step + len(rows_from) - 1}, the layouts "
             f"hold {held}: clean only steps that have a bank"
         )
+    check_fields(arena, layout, first_step, rows_to, tokens_to)
+    widths = [rope_dim] * rope_layout.shape[0]
+    check_rope_rows(rope_bank, rope_layout, first_step, tokens_to, widths)
     _clear_tails_op(arena, layout, rope_bank, rope_layout, rope_dim, first_step, *bounds, impl)
+
+
+def _check_banks(arena: Tensor, layout: Tensor, rope_bank: Tensor, rope_layout: Tensor) -> None:
+    check_int32(arena=arena)
+    check_rope_bank(rope_bank)
+    check_layout("layout", layout, "groups", len(DRAFT_FIELDS))
+    check_layout("rope_layout", rope_layout, "tables", 2)
+    check_device(arena, layout, rope_bank, rope_layout)

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-INT32_MAX = 0x7FFFFFFF
+from dsacp.kernels.slot_mapping.reference import INT32_MAX
 
 
 def _owners(

@@ -19,7 +19,22 @@ def _group(position, RATIO: tl.constexpr, SHIFT: tl.constexpr):
     return group
 
 
-@triton.jit(do_not_specialize=["num_reqs", "num_rows", "columns", "table_rows"])
+@triton.jit(
+    do_not_specialize=[
+        "query_start_loc",
+        "start_pos",
+        "seq_lens",
+        "block_table",
+        "table_stride",
+        "out_slots",
+        "out_positions",
+        "out_requests",
+        "num_reqs",
+        "num_rows",
+        "columns",
+        "table_rows",
+    ]
+)
 def _compressor_rows_kernel(
     query_start_loc,
     start_pos,

@@ -9,12 +9,11 @@ from dsacp.core import LayoutError
 from dsacp.kernels.checks import check_int32
 from dsacp.kernels.covered_rows import reference
 from dsacp.kernels.registry import Impl, Kernel, kernel_op
+from dsacp.kernels.sas_plan.table import MAX_CORES, PLAN_WORDS
 
 KERNEL = Kernel(
     "covered_rows", reference.covered_rows, "dsacp.kernels.covered_rows.triton:covered_rows"
 )
-MAX_CORES = 36
-PLAN_WORDS = 1024
 
 
 @dataclass(frozen=True)

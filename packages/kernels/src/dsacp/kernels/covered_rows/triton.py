@@ -51,7 +51,16 @@ def plan_hit(
     return (enabled & inside & ((request < last) | in_last)).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["num_reqs", "num_tokens", "num_records"])
+@triton.jit(
+    do_not_specialize=[
+        "words",
+        "query_start_loc",
+        "out",
+        "num_reqs",
+        "num_tokens",
+        "num_records",
+    ]
+)
 def _covered_rows_kernel(
     words,
     query_start_loc,

@@ -6,7 +6,8 @@ from typing import ParamSpec
 
 from torch import Tensor
 
-from dsacp.core import LayoutError
+from dsacp.core import LayoutError, round_up
+from dsacp.kernels.bounds import check_fields, check_rope_rows
 from dsacp.kernels.draft_steps import reference
 from dsacp.kernels.draft_steps.numbers import StepNumbers
 from dsacp.kernels.draft_steps.validate import check_banks, check_inputs, check_steps
@@ -80,7 +81,9 @@ def prepare_draft_steps(
     A call computes the metadata of every step and group from step 0's state, in place.
     The first computed step takes the batch as given; each later one has one token a request and
     the length ``seq_len - rejected + j``. A request of length 0 is padding in every step: its
-    positions and lengths are 0 and its tokens have slot -1. RoPE rows cover all padded tokens.
+    positions and lengths are 0 and its tokens have slot -1. So have tokens whose block is negative
+    or outside the table, whose slot would pass int32, and, in every group, of requests past the
+    smallest table's rows. RoPE rows cover all padded tokens.
 
     Args:
         query_start_loc: int32 [>= rows + 1]; entries past ``num_reqs`` are ignored.
@@ -94,7 +97,8 @@ def prepare_draft_steps(
             configuration the two table addresses; the reference ignores its content.
         arena: int32 [N] that holds every field of every group and step.
         layout: int32 [G, S, 7], word offsets in ``arena`` by ``DRAFT_FIELDS``; -1 is absent. The
-            reference reads it on the host, so a CPU copy avoids a sync there.
+            reference reads it on the host, so a CPU copy avoids a sync there. On a device nobody
+            checks the offsets: who makes the layout must leave room for these counts.
         rope_bank: fp32 [M] that holds the RoPE rows.
         rope_layout: int32 [C, S, 2], word offsets of cos and sin rows; -1 is absent.
         block_sizes: cache rows of a block, a group each.
@@ -116,7 +120,8 @@ def prepare_draft_steps(
 
     Raises:
         LayoutError: dtypes, shapes or integers contradict each other.
-        CapacityError: the inputs, layouts or storages are too small for the counts.
+        CapacityError: the inputs, layouts or (where the layouts lie on the host) storages are too
+            small for the counts.
     """
     check_steps(row_counts, token_counts, tp_size, tp_rank)
     check_inputs(query_start_loc, seq_lens, num_rejected, num_reqs, row_counts[0])
@@ -132,6 +137,10 @@ def prepare_draft_steps(
         rope_layout,
         first_step + len(row_counts) - 1,
     )
+    padded = [round_up(tokens, tp_size) for tokens in token_counts]
+    check_fields(arena, layout, first_step, row_counts, padded)
+    widths = [table.shape[1] for table in cos_tables]
+    check_rope_rows(rope_bank, rope_layout, first_step, padded, widths)
     if min(first_step, pad_query_len) < 0 or max_model_len < 1:
         raise LayoutError(
             f"expected first_step >= 0, pad_query_len >= 0 and max_model_len >= 1, found "

@@ -54,3 +54,8 @@ class StepNumbers:
             repeat_padding,
             causal,
         )
+
+
+def smallest_table(block_tables: Sequence[Tensor]) -> int:
+    """Return the rows that every block table has: requests past them have no slot in any group."""
+    return min([table.shape[0] for table in block_tables], default=0)

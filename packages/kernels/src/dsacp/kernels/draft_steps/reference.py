@@ -14,7 +14,7 @@ from dsacp.kernels.draft_steps.advance import (
     later_step_values,
     limit_lengths,
 )
-from dsacp.kernels.draft_steps.numbers import StepNumbers
+from dsacp.kernels.draft_steps.numbers import StepNumbers, smallest_table
 from dsacp.kernels.fields import DRAFT_FIELDS, field_length
 from dsacp.kernels.slot_mapping.reference import flat_slots
 
@@ -82,6 +82,9 @@ def _field_copies(
     padded = [shard.padded for shard in shards]
     position = torch.cat([step.slot_position for step in steps])
     row = torch.cat([step.token_row for step in steps])
+    known = smallest_table(block_tables)
+    if known < row_counts[0]:
+        position = position.masked_fill_(row >= known, -1)
     copies = []
     for table, block_size, group in zip(block_tables, block_sizes, layout.tolist(), strict=True):
         slots = flat_slots(position, row, table, block_size).split_with_sizes(padded)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from dsacp.kernels.checks import check_device
 from dsacp.kernels.direct import addresses, cuda_device, takes_addresses
+from dsacp.kernels.draft_steps.numbers import smallest_table
 from dsacp.kernels.draft_steps.triton_kernel import draft_steps_kernel
 from dsacp.kernels.draft_steps.triton_plan import Launch, plan_launches
 
@@ -78,4 +79,5 @@ def _planned(
     # The kernel reads tables by address; of the cos and sin tables it needs a shape.
     groups = numbers[0]
     shapes = tuple([table.shape for table in tables[groups : (groups + len(tables)) // 2]])
-    return plan_launches(tuple(numbers), layout.shape[1], shapes, cuda_device(arena))
+    table_rows = smallest_table(tables[:groups])
+    return plan_launches(tuple(numbers), layout.shape[1], table_rows, shapes, cuda_device(arena))

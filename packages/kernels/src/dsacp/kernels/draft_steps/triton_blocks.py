@@ -26,6 +26,7 @@ def group_block(
     step,
     block,
     real,
+    table_rows,
     rows,
     tokens,
     later_count,
@@ -105,7 +106,8 @@ def group_block(
         request = row
         count = later_count
     is_token = row < share * tp_size
-    slot = find_slots(address, stride, width, request, cached, size, is_token & (cached >= 0), POW2)
+    has_slot = is_token & (cached >= 0)
+    slot = find_slots(address, stride, table_rows, width, request, cached, size, has_slot, POW2)
     low = tp_rank * share
     high = low + share
     visible = visible_length(begin, end, length, low, high, CAUSAL)

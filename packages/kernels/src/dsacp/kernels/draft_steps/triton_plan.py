@@ -82,9 +82,16 @@ class Launch:
 
 @lru_cache(maxsize=CACHED_CALLS)
 def plan_launches(
-    numbers: tuple[int, ...], num_banks: int, shapes: tuple[torch.Size, ...], device: int | None
+    numbers: tuple[int, ...],
+    num_banks: int,
+    table_rows: int,
+    shapes: tuple[torch.Size, ...],
+    device: int | None,
 ) -> tuple[Launch, ...]:
-    """Plan a call from its integers alone, so that equal calls plan once."""
+    """Plan a call from its integers alone, so that equal calls plan once.
+
+    ``table_rows`` are those of the smallest block table, ``shapes`` those of the RoPE tables.
+    """
     call = StepNumbers.unpack(numbers)
     if call.row_counts[0] > MAX_REQUESTS:
         raise CapacityError(
@@ -95,7 +102,7 @@ def plan_launches(
     groups = _chunks([0] * len(call.block_sizes), limit)
     tables = _chunks([shape[1] for shape in shapes], TABLES_PER_LAUNCH)
     return tuple(
-        _launch(call, num_banks, shapes, device, group, table, run)
+        _launch(call, (num_banks, table_rows), shapes, device, group, table, run)
         for group, table in zip_longest(groups, tables, fillvalue=range(0))
         for run in _runs(call.row_counts)
     )
@@ -103,7 +110,7 @@ def plan_launches(
 
 def _launch(
     call: StepNumbers,
-    num_banks: int,
+    sizes_held: tuple[int, int],
     shapes: tuple[torch.Size, ...],
     device: int | None,
     group: range,
@@ -111,6 +118,7 @@ def _launch(
     run: tuple[int, int, int, int],
 ) -> Launch:
     first, ahead, steps, count = run
+    num_banks, table_rows = sizes_held
     tiles = _tiles(device, call.row_counts[0], call.token_counts[0])
     block, rope_block = tiles.rows, tiles.rope_rows
     rows, tokens, bits = call.row_counts[0], call.token_counts[0], _size_bits(call)
@@ -125,7 +133,18 @@ def _launch(
     sizes = [block_divisor(call.block_sizes[index], pow2) for index in group]
     integers = (
         3 * (len(call.block_sizes) - group.start) + 2 * table.start,
-        *(len(group), num_banks, call.first_step, first, ahead, steps, rows, tokens, count),
+        *(
+            len(group),
+            table_rows,
+            num_banks,
+            call.first_step,
+            first,
+            ahead,
+            steps,
+            rows,
+            tokens,
+            count,
+        ),
         *(call.tp_size, call.tp_rank, call.pad_query_len, call.max_model_len, _pack(sizes, bits)),
         *lengths,
         *[1] * (TABLES_PER_LAUNCH - len(lengths)),

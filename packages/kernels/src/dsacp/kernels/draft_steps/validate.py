@@ -6,7 +6,13 @@ import torch
 from torch import Tensor
 
 from dsacp.core import CapacityError, LayoutError, TokenShard
-from dsacp.kernels.checks import check_block_table, check_int32, check_rope_tables
+from dsacp.kernels.checks import (
+    check_block_table,
+    check_int32,
+    check_layout,
+    check_rope_bank,
+    check_rope_tables,
+)
 from dsacp.kernels.fields import DRAFT_FIELDS
 
 
@@ -76,17 +82,11 @@ def check_banks(
             f"expected pointers as int64 of {3 * groups + 2 * configs} words, found "
             f"{pointers.dtype} of {pointers.numel()}: rebuild it when a table is bound"
         )
-    if rope_bank.dtype is not torch.float32 or not rope_bank.is_contiguous():
-        raise LayoutError(f"expected rope_bank as contiguous fp32, found {rope_bank.dtype}")
+    check_rope_bank(rope_bank)
 
 
 def _check_layout(name: str, layout: Tensor, leading: int, fields: int, last_step: int) -> None:
-    fits = layout.dtype is torch.int32 and layout.dim() == 3 and layout.is_contiguous()
-    if not fits or layout.shape[0] != leading or layout.shape[2] != fields:
-        raise LayoutError(
-            f"expected {name} as contiguous int32 [{leading}, steps, {fields}], found "
-            f"{layout.dtype} {tuple(layout.shape)}"
-        )
+    check_layout(name, layout, leading, fields)
     if not 0 <= last_step < layout.shape[1]:
         raise CapacityError(
             f"the call ends at draft step {last_step}, {name} holds steps 0.."

@@ -51,7 +51,7 @@ def dspark_indices(
     All tokens of request b share one row: the last ``min(window, prefix)`` cached positions
     before the block (``prefix = seq_lens[b] - q_b``) and the ``q_b`` positions of the block, as
     flat slots, then -1. Rows of no request and of padding (length 0) are -1 throughout, and so
-    is an entry outside the block table or on a negative page.
+    is an entry outside the block table, on a negative page, or whose slot would pass int32.
 
     Args:
         query_start_loc: int32 [B+1], global query starts.

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dsacp.kernels.covered_rows.reference import token_owner
+from dsacp.kernels.slot_mapping.reference import INT32_MAX
 
 
 def dspark_indices(
@@ -28,4 +29,4 @@ def dspark_indices(
     valid = valid & (block < block_table.shape[1])
     page = block_table[request[:, None], torch.where(valid, block, 0)].to(torch.int64)
     slot = page * block_size + position % block_size
-    out.copy_(torch.where(valid & (page >= 0), slot, -1))
+    out.copy_(torch.where(valid & (page >= 0) & (slot <= INT32_MAX), slot, -1))

@@ -7,7 +7,19 @@ from torch import Tensor
 from dsacp.kernels.covered_rows.triton import find_owner
 
 
-@triton.jit(do_not_specialize=["num_reqs", "window", "columns", "width"])
+@triton.jit(
+    do_not_specialize=[
+        "query_start_loc",
+        "seq_lens",
+        "block_table",
+        "table_stride",
+        "out",
+        "num_reqs",
+        "window",
+        "columns",
+        "width",
+    ]
+)
 def _dspark_indices_kernel(
     query_start_loc,
     seq_lens,
@@ -44,7 +56,10 @@ def _dspark_indices_kernel(
     valid = (position < stop) & (column < columns) & (rank < width)
     row = block_table + request.to(tl.int64) * table_stride
     page = tl.load(row + column, mask=valid, other=-1)
-    slot = tl.where(page >= 0, page * BLOCK_SIZE + offset, -1)
+    last: tl.constexpr = 0x7FFFFFFF // BLOCK_SIZE
+    rest: tl.constexpr = 0x7FFFFFFF % BLOCK_SIZE
+    fits = (page < last) | ((page == last) & (offset <= rest))
+    slot = tl.where((page >= 0) & fits, page * BLOCK_SIZE + offset, -1)
     tl.store(out + token.to(tl.int64) * width + rank, slot, mask=rank < width)
 
 

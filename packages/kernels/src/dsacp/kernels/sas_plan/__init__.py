@@ -36,14 +36,17 @@ def sas_plan(
         query_start_loc: int32, holds B+1 query starts of every plan.
         seq_lens: int32, holds B KV lengths of every plan; 0 marks a row without KV.
         out: int32, holds 1024 words for every plan.
-        plans: int32 [P, 16]; ``plan_table`` builds it. On the device of ``out``: one launch, and at
-            most 16,384 requests a plan. On the host: checked, and on an accelerator a launch a
-            plan with the numbers as arguments, so that the call can still be captured.
+        plans: int32 [P, 16]; ``plan_table`` builds it. On the device of ``out``: one launch, and a
+            plan of more than 16,384 requests covers nothing. On the host: checked, and on an
+            accelerator a launch a plan with the numbers as arguments, so that the call can still
+            be captured.
         impl: forces "reference" or "triton".
 
     Raises:
         LayoutError: a dtype or shape does not fit, or (where the table is read on the host) a plan
-            reaches past a tensor. Nothing is written then.
+            reaches past a tensor or has a specification that devices plan differently.
+        CapacityError: a table on the host has a plan of more than 16,384 requests for an
+            accelerator. Nothing is written then.
     """
     check_int32(query_start_loc=query_start_loc, seq_lens=seq_lens, out=out)
     if (

@@ -5,12 +5,17 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from dsacp.core import LayoutError
+from dsacp.core import CapacityError, LayoutError
+from dsacp.kernels.sas_plan.costs import PlanSpec
 
 PLAN_COLUMNS = 16
 PLAN_WORDS = 1024
 MAX_ROWS = 16384
-"""Requests of one plan that a table on a device can have."""
+"""Requests of one plan that a device plans."""
+MAX_CORES = 36
+"""Core records that the 1024 words are read for."""
+RATIOS = tuple(1 << power for power in range(8))
+"""Raw tokens a compressed key: the device divides by shifts."""
 
 
 def plan_table(rows: Sequence[Sequence[int]], device: torch.device | str | None = None) -> Tensor:
@@ -33,7 +38,7 @@ def plan_table(rows: Sequence[Sequence[int]], device: torch.device | str | None 
 def check_plans(
     table: Sequence[Sequence[int]], query_start_loc: Tensor, seq_lens: Tensor, out: Tensor
 ) -> None:
-    """Raise ``LayoutError`` unless every plan stays inside the tensors and copies a real plan."""
+    """Raise ``LayoutError`` unless every plan stays in the tensors and is one that devices make."""
     for index in range(len(table)):
         _check_plan(index, table, query_start_loc, seq_lens, out)
 
@@ -58,8 +63,41 @@ def _check_plan(
                 f"{tensor.numel()}: fix the offsets or the row count of the plan"
             )
     source = row[13]
-    if source >= 0 and (source >= index or table[source][13] >= 0):
+    if source < 0:
+        _check_spec(index, PlanSpec(*row[4:13]))
+    elif source >= index or table[source][13] >= 0:
         raise LayoutError(
             f"plan {index} copies plan {source}, which is not an earlier plan of its own: name the "
             "first plan of equal inputs"
         )
+
+
+def _check_spec(index: int, spec: PlanSpec) -> None:
+    """Raise ``LayoutError`` for a specification that host and device would plan differently."""
+    fits = {
+        "kind": spec.kind in {0, 1},
+        "num_heads": spec.num_heads >= 1,
+        "family": spec.family in {0, 1},
+        "num_cores": 1 <= spec.num_cores <= MAX_CORES and not (spec.paired and spec.num_cores % 2),
+        "window_left": spec.window_left >= 0,
+        "window_right": spec.window_right >= 0,
+        "cmp_ratio": spec.cmp_ratio in RATIOS,
+        "cmp_topk": spec.cmp_topk >= 0,
+        "policy": spec.policy in {0, 1},
+    }
+    for name, fit in fits.items():
+        if not fit:
+            raise LayoutError(
+                f"plan {index} has {name} {getattr(spec, name)}, which no device plans: build rows "
+                "with SasSpec.plan_row or QliSpec.plan_row"
+            )
+
+
+def check_rows(table: Sequence[Sequence[int]]) -> None:
+    """Raise ``CapacityError`` for a plan of more requests than a device plans."""
+    for index, row in enumerate(table):
+        if row[3] > MAX_ROWS:
+            raise CapacityError(
+                f"plan {index} has {row[3]} requests, a device plans {MAX_ROWS}: split the batch, "
+                "or use impl='reference'"
+            )

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsacp.kernels.sas_plan.table import MAX_ROWS, check_plans
+from dsacp.kernels.sas_plan.table import MAX_CORES, MAX_ROWS, check_plans, check_rows
 from dsacp.kernels.sas_plan.triton_kernel import plan_row
 
 SCAN_LANES = 256
@@ -18,11 +18,14 @@ SEARCH_LANES = 32
 """Rows or requests probed at once for one cursor: one warp, so that it needs no barrier."""
 WARPS = 4
 ARRAYS = 5
-"""Arrays of the scratch, see ``scan_requests``; ends of ``MAX_CORES`` cores and lanes follow."""
-MAX_CORES = 64
+"""Arrays of the scratch, see ``scan_requests``; ends of ``CORE_SLOTS`` cores and lanes follow."""
+CORE_SLOTS = triton.next_power_of_2(MAX_CORES)
 
 
-@triton.jit(do_not_specialize=["capacity"])
+POINTERS = ["query_start_loc", "seq_lens", "out", "scratch"]
+
+
+@triton.jit(do_not_specialize=[*POINTERS, "plans", "capacity"])
 def _table_kernel(
     query_start_loc, seq_lens, out, plans, scratch, capacity, SCAN_LANES: tl.constexpr,
     LANES: tl.constexpr, SEARCH_LANES: tl.constexpr, MAX_CORES: tl.constexpr, WIDE: tl.constexpr,
@@ -41,7 +44,7 @@ def _table_kernel(
 
 
 @triton.jit(do_not_specialize=[
-    "program", "capacity", "starts_at", "lens_at", "out_at", "rows", "kind", "heads",
+    *POINTERS, "program", "capacity", "starts_at", "lens_at", "out_at", "rows", "kind", "heads",
     "family", "num_cores", "window_left", "window_right", "ratio", "topk", "policy",
 ])  # fmt: skip
 def _row_kernel(
@@ -60,8 +63,9 @@ def _row_kernel(
 def sas_plan(query_start_loc: Tensor, seq_lens: Tensor, out: Tensor, plans: Tensor) -> None:
     """Launch the planner; same contract as the reference.
 
-    A table on the device of ``out`` takes one launch and at most ``MAX_ROWS`` requests a plan. A
-    table on the host is checked, and takes a launch a plan with the numbers as arguments.
+    A table on the device of ``out`` takes one launch; a plan of more than ``MAX_ROWS`` requests, or
+    than ``seq_lens`` has words, then covers nothing. A table on the host is checked, and takes a
+    launch a plan with the numbers as arguments.
     """
     if plans.device == out.device:
         capacity = min(seq_lens.numel(), MAX_ROWS)
@@ -76,8 +80,14 @@ def sas_plan(query_start_loc: Tensor, seq_lens: Tensor, out: Tensor, plans: Tens
 def launch_rows(
     query_start_loc: Tensor, seq_lens: Tensor, out: Tensor, table: list[list[int]]
 ) -> None:
-    """Launch once a plan, with the numbers of a table on the host as arguments."""
+    """Launch once a plan, with the numbers of a table on the host as arguments.
+
+    Raises:
+        LayoutError: see ``check_plans``.
+        CapacityError: a plan has more than ``MAX_ROWS`` requests.
+    """
     check_plans(table, query_start_loc, seq_lens, out)
+    check_rows(table)
     capacity = max((row[3] for row in table), default=0)
     scratch = _scratch(len(table), capacity, out)
     for index, row in enumerate(table):
@@ -99,12 +109,12 @@ def constants(device_type: str) -> dict[str, Any]:
         "SCAN_LANES": SCAN_LANES,
         "LANES": LANES,
         "SEARCH_LANES": SEARCH_LANES,
-        "MAX_CORES": MAX_CORES,
+        "MAX_CORES": CORE_SLOTS,
         "WIDE": device_type != "npu",
     }
 
 
 def _scratch(plans: int, capacity: int, out: Tensor) -> Tensor:
     """Scratch of a launch; a graph that captures the launch keeps it in its pool."""
-    size = plans * (2 * ARRAYS * (capacity + 1) + 2 * MAX_CORES * LANES)
+    size = plans * (2 * ARRAYS * (capacity + 1) + 2 * CORE_SLOTS * LANES)
     return torch.empty(size, dtype=torch.int32, device=out.device)

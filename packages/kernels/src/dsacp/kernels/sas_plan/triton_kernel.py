@@ -55,7 +55,8 @@ def plan_row(
     query_start_loc += starts_at
     seq_lens += lens_at
     out += out_at
-    rows = tl.minimum(rows, capacity)
+    # Part of a batch would be a legal plan of another one: no row is planned instead.
+    rows = tl.where(rows > capacity, 0, rows)
     stride = capacity + 1
     scratch += program.to(tl.int64) * (10 * stride + 2 * MAX_CORES * LANES)
     ends = scratch + 10 * stride
@@ -64,7 +65,8 @@ def plan_row(
     cores = num_cores >> paired
     block_shift = 9 - 2 * family
     per_block = 6 * ((heads + 15) >> 4)
-    reach = window_right
+    # KV lengths end there, so a wider window sees no more, and sums stay in int32.
+    reach = tl.minimum(window_right, 1 << 30)
     top = 0x7FFFFFFF
     span = tl.minimum(window_left, top - 1 - reach) + reach + 1
     ratio_shift = rows * 0

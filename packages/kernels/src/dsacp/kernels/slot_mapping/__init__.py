@@ -40,8 +40,11 @@ def slot_mapping(
 ) -> None:
     """Look up the cache slot of every token, in place.
 
+    A token has no slot where its position or request is negative or outside the table, where its
+    block is negative, and where the flat slot would pass int32.
+
     Args:
-        positions: int32 [T]; a negative position has no slot.
+        positions: int32 [T].
         token_to_req: int32 [T], block-table row of each token; -1 on padding.
         block_table: int32 [R, M], unit column stride, any row stride.
         block_size: cache rows of one block, >= 1.

@@ -8,8 +8,8 @@ BLOCK = 128
 
 
 @triton.jit
-def find_slots(table, row_stride, width, row, position, size, valid, POW2: tl.constexpr):
-    """Return cache slots; -1 where not ``valid``, past the table, or without a block.
+def find_slots(table, row_stride, rows, width, row, position, size, valid, POW2: tl.constexpr):
+    """Return cache slots; -1 where not ``valid``, past the table or int32, or without a block.
 
     ``size`` is log2 of the block size where POW2: i32 divisions become scalar loops on Ascend.
     """
@@ -19,10 +19,16 @@ def find_slots(table, row_stride, width, row, position, size, valid, POW2: tl.co
     else:
         column = position // size
         inside = position % size
-    valid = valid & (column < width)
+    valid = valid & (column < width) & (row < rows)
     block = tl.load(table + row.to(tl.int64) * row_stride + column, mask=valid, other=-1)
-    start = (block << size) if POW2 else (block * size)
-    return tl.where(block >= 0, start + inside, -1)
+    if POW2:
+        start = block << size
+        fits = block <= (0x7FFFFFFF >> size)
+    else:
+        start = block * size
+        last = 0x7FFFFFFF // size
+        fits = (block < last) | ((block == last) & (inside <= 0x7FFFFFFF - last * size))
+    return tl.where((block >= 0) & fits, start + inside, -1)
 
 
 @triton.jit(
@@ -32,6 +38,7 @@ def find_slots(table, row_stride, width, row, position, size, valid, POW2: tl.co
         "table",
         "out",
         "row_stride",
+        "rows",
         "width",
         "count",
         "block_size",
@@ -44,6 +51,7 @@ def _slot_mapping_kernel(
     table,
     out,
     row_stride,
+    rows,
     width,
     count,
     block_size,
@@ -57,7 +65,7 @@ def _slot_mapping_kernel(
     position = tl.load(positions + token, mask=mask, other=-1)
     row = tl.load(token_to_req + token, mask=mask, other=-1)
     valid = (position >= 0) & (row >= 0)
-    slot = find_slots(table, row_stride, width, row, position, size, valid, POW2)
+    slot = find_slots(table, row_stride, rows, width, row, position, size, valid, POW2)
     if PAIRS:
         # One tile for both columns: triton-ascend's compiler asserts on two stores of stride 2.
         block = (slot >> size) if POW2 else (slot // block_size)
@@ -94,6 +102,7 @@ def slot_mapping(
         block_table,
         out,
         block_table.stride(0),
+        block_table.shape[0],
         block_table.shape[1],
         count,
         block_size,

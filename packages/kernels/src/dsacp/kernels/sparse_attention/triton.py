@@ -12,6 +12,8 @@ from dsacp.kernels.sparse_attention.triton_tiles import absorb_chosen, absorb_li
 
 # tl.dot needs tiles of at least 16; fewer heads are padded with masked rows.
 MIN_TILE = 16
+WIDEST = 1 << 30
+"""Window bound past any KV length, to which a position can be added in int32."""
 
 
 @triton.jit
@@ -33,8 +35,9 @@ def _covered(
 
 @triton.jit(
     do_not_specialize=[
-        "num_reqs", "columns", "num_blocks", "cmp_columns", "cmp_blocks", "num_chosen",
-        "num_listed", "num_records", "window_left", "window_right",
+        "block_table", "table_stride", "query_start_loc", "seq_lens", "cmp_table",
+        "cmp_table_stride", "words", "num_reqs", "columns", "num_blocks", "cmp_columns",
+        "cmp_blocks", "num_chosen", "num_listed", "num_records", "window_left", "window_right",
     ]
 )  # fmt: skip
 def _sparse_attention_kernel(
@@ -76,8 +79,10 @@ def _sparse_attention_kernel(
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     dim = tl.arange(0, DIM)
     row = token.to(tl.int64)
+    # A transposed view's heads may lie 2 ** 31 elements and more apart.
+    far_head = head[:, None].to(tl.int64)
     query = tl.load(
-        q + row * q_stride_t + head[:, None] * q_stride_h + dim[None, :],
+        q + row * q_stride_t + far_head * q_stride_h + dim[None, :],
         mask=(head < HEADS)[:, None],
         other=0.0,
     )
@@ -125,7 +130,7 @@ def _sparse_attention_kernel(
                 )  # fmt: skip
 
     mixed = mixed / tl.where(total > 0, total, 1.0)[:, None]
-    target = out + row * out_stride_t + head[:, None] * out_stride_h + dim[None, :]
+    target = out + row * out_stride_t + far_head * out_stride_h + dim[None, :]
     tl.store(target, mixed.to(out.dtype.element_ty), mask=(head < HEADS)[:, None] & write)
 
 
@@ -196,7 +201,7 @@ def sparse_attention(
         chosen, chosen.stride(0), 0 if cmp_indices is None else chosen.shape[-1],
         listed, listed.stride(0), 0 if ori_indices is None else listed.shape[-1],
         words, num_records,
-        scale, window_left, window_right,
+        scale, min(window_left, WIDEST), min(window_right, WIDEST),
         HEADS=heads, DIM=dim,
         SIZE=kv.shape[1], SHIFT=power_shift(kv.shape[1]),
         CMP_SIZE=cmp_cache.shape[1], CMP_SHIFT=power_shift(cmp_cache.shape[1]), RATIO=cmp_ratio,
