@@ -1,6 +1,7 @@
 """Incidents that users reported, replayed on the tape: each kind must fail loudly or be right."""
 
 import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,17 @@ def test_clone_in_new_metadata_is_named(toy: Any) -> None:
     object.__setattr__(group, "seq_lens", group.seq_lens.clone())
     with pytest.raises(StaleAddressError, match=r"\[2\].groups\['tail'\].seq_lens .tail/step2/"):
         guard.check(built)
+
+
+def test_release_lets_go_of_the_output() -> None:
+    """Whoever kept the released graph kept its output, and with it the memory of the pool."""
+    graph = capture(lambda: torch.ones(3) + 1, device="cpu")
+    kept = weakref.ref(graph.output)
+    graph.release()
+    gc.collect()
+    assert kept() is None
+    assert not hasattr(graph, "output")
+    graph.release()
 
 
 def test_captured_clone_fails_on_replay(toy: Any) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -148,6 +149,46 @@ def test_compilation_under_capture_is_refused(monkeypatch: pytest.MonkeyPatch, s
     assert runtime.jit_cache_hook is None
     assert function.cache_hook is None
     capture(lambda: launch("draft_steps_kernel"), device="cpu", warmup=1)
+
+
+@pytest.fixture
+def hooks(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Triton's hooks, and ``compile_kernel``, which asks them as a compilation does."""
+    runtime = SimpleNamespace(jit_cache_hook=None)
+    fake = SimpleNamespace(knobs=SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "triton", fake)
+
+    def compile_kernel() -> object:
+        hook = runtime.jit_cache_hook
+        return None if hook is None else hook(fn=SimpleNamespace(name="other"))
+
+    runtime.compile_kernel = compile_kernel
+    return runtime
+
+
+def test_another_thread_may_compile_meanwhile(hooks: SimpleNamespace) -> None:
+    """A thread that compiled while another one captured got the capture's error."""
+    asked = []
+    hooks.jit_cache_hook = lambda **info: asked.append(info["fn"].name)
+    with no_jit_compile(), ThreadPoolExecutor(1) as pool:
+        pool.submit(hooks.compile_kernel).result()
+        with pytest.raises(HostSyncError, match="compiling other"):
+            hooks.compile_kernel()
+    assert asked == ["other"]
+
+
+def test_threads_that_leave_out_of_order_forbid_nothing(hooks: SimpleNamespace) -> None:
+    first, second = no_jit_compile(), no_jit_compile()
+    with ThreadPoolExecutor(1) as pool:
+        first.__enter__()
+        pool.submit(second.__enter__).result()
+        first.__exit__(None, None, None)
+        hooks.compile_kernel()
+        with pytest.raises(HostSyncError):
+            pool.submit(hooks.compile_kernel).result()
+        pool.submit(second.__exit__, None, None, None).result()
+        pool.submit(hooks.compile_kernel).result()
+    hooks.compile_kernel()
 
 
 def test_no_triton_means_nothing_to_watch(monkeypatch: pytest.MonkeyPatch) -> None:

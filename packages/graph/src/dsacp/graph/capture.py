@@ -23,7 +23,8 @@ class Graph(Generic[T]):
     """A captured function.
 
     Attributes:
-        output: what the function returned; a replay refreshes its tensors in place.
+        output: what the function returned; a replay refreshes its tensors in place. Gone after
+            ``release``.
         generation: the guard's generation at capture, None without a guard.
     """
 
@@ -71,10 +72,14 @@ class Graph(Generic[T]):
                 )
 
     def release(self) -> None:
-        """Free the graph; a later replay is refused."""
+        """Free the graph and drop ``output``, which may lie in its memory.
+
+        A later replay is refused.
+        """
         if self._backend is not None:
             self._backend.reset()
             self._backend = None
+            del self.output
 
     def _live(self) -> Backend:
         if self._backend is None:
@@ -96,6 +101,10 @@ def capture(
 
     ``fn`` runs ``warmup`` times eagerly, where it may compile and wait, then once under capture,
     where it may not. The CPU executes that run too; a device only records it.
+
+    Only this thread is watched for syncs and compilation. On CUDA torch itself refuses syncs too,
+    and those of every thread: its sync debug mode, like a capture, belongs to the process. Other
+    threads must not wait for the device meanwhile.
 
     Args:
         fn: takes nothing and works on persistent buffers.

@@ -1,6 +1,7 @@
 """No kernel is compiled or loaded under capture."""
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,12 +9,25 @@ from typing import Any
 from dsacp.core import HostSyncError
 
 
-def _refuse(*_args: Any, **info: Any) -> bool:
-    kernel = getattr(info.get("fn"), "name", None) or info.get("repr") or "a kernel"
-    raise HostSyncError(
-        f"expected every kernel compiled before the capture, found Triton compiling {kernel} for "
-        "new argument types: warm up with the capture's own shapes and dtypes first"
-    )
+class _Refusal:
+    """Triton's hook of the whole process: refuses one thread and asks ``before`` for the others.
+
+    Where threads leave out of order it stays in the chain of hooks, inactive.
+    """
+
+    def __init__(self, before: Any) -> None:
+        self.before = before
+        self.active = True
+        self._thread = threading.get_ident()
+
+    def __call__(self, *args: Any, **info: Any) -> Any:
+        if not self.active or threading.get_ident() != self._thread:
+            return None if self.before is None else self.before(*args, **info)
+        kernel = getattr(info.get("fn"), "name", None) or info.get("repr") or "a kernel"
+        raise HostSyncError(
+            f"expected every kernel compiled before the capture, found Triton compiling {kernel} "
+            "for new argument types: warm up with the capture's own shapes and dtypes first"
+        )
 
 
 def _hook_owner() -> tuple[Any, str] | None:
@@ -31,7 +45,7 @@ def _hook_owner() -> tuple[Any, str] | None:
 
 @contextmanager
 def no_jit_compile() -> Iterator[None]:
-    """Forbid Triton compilation inside the block; does nothing where Triton is not loaded.
+    """Forbid Triton compilation by this thread; does nothing where Triton is not loaded.
 
     Raises:
         HostSyncError: at the first kernel that is not in the process's cache.
@@ -41,9 +55,11 @@ def no_jit_compile() -> Iterator[None]:
         yield
         return
     owner, name = found
-    before = getattr(owner, name)
-    setattr(owner, name, _refuse)
+    refusal = _Refusal(getattr(owner, name))
+    setattr(owner, name, refusal)
     try:
         yield
     finally:
-        setattr(owner, name, before)
+        refusal.active = False
+        if getattr(owner, name) is refusal:
+            setattr(owner, name, refusal.before)
