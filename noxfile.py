@@ -90,7 +90,7 @@ def triton(session: nox.Session) -> None:
     _offline(session, support.TRITON)
     session.run("python", "tools/offline/compile_cuda.py", "90", env=support.ONE_THREAD)
     session.env.update({"TRITON_INTERPRET": "1", **support.ONE_THREAD})
-    support.pytest(session, "packages/kernels/tests/triton")
+    support.pytest(session, "packages/kernels/tests/triton", "tools/tests/test_tools_offline.py")
 
 
 @nox.session(python=PYTHON)

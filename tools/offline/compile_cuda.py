@@ -15,14 +15,17 @@ from triton.compiler import ASTSource
 
 
 def compile_launch(launch: Launch, capability: int) -> Any:
-    """Compile one launch ahead of time, pointers taken as 16-byte aligned as at run time."""
+    """Compile one launch ahead of time.
+
+    Pointers are taken as 16-byte aligned, as at run time, where the kernel specialises them at all.
+    """
     names = launch.kernel.arg_names
     signature = {name: launch.signature.get(name, "constexpr") for name in names}
     constants = {(names.index(name),): value for name, value in launch.constants.items()}
     aligned = {
         (index,): [["tt.divisibility", 16]]
         for index, name in enumerate(names)
-        if signature[name].startswith("*")
+        if signature[name].startswith("*") and not launch.kernel.params[index].do_not_specialize
     }
     source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=aligned)
     target = GPUTarget("cuda", capability, 32)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -10,6 +10,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from dsacp.kernels import Kernel
+from dsacp.kernels.draft_steps.triton_plan import CUDA_TILES, LARGE_CUDA_TILES
 from dsacp.kernels.sas_plan.triton import constants as plan_constants
 from dsacp.kernels.sparse_attention.triton import tile_sizes
 
@@ -42,17 +43,13 @@ class Launch:
 def record(call: Callable[[], object], device_type: str) -> list[Launch]:
     """Run ``call`` with every kernel forced to Triton and every launch recorded, not run.
 
-    Tensors are on the CPU, so constants that depend on the device are set for ``device_type``.
+    Tensors are on the CPU, so constants that depend on the device are set for ``device_type``; a
+    launch that a device cuts in several ways by size is recorded in each of them.
     """
     launches: list[Launch] = []
 
     def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
-        launch = _launch(kernel, args, kwargs)
-        if launch.name == "sparse_attention":
-            launch.constants.update(_attention_constants(launch, device_type))
-        if launch.name == "sas_plan":
-            launch.constants.update(plan_constants(device_type))
-        launches.append(launch)
+        launches.extend(_on_device(_launch(kernel, args, kwargs), device_type))
 
     with patch.object(JITFunction, "run", run), _forced_triton():
         call()
@@ -78,6 +75,24 @@ def _launch(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Launc
     constants = {p.name: values[p.name] for p in kernel.params if p.is_constexpr}
     signature = {name: _type_of(value) for name, value in values.items() if name not in constants}
     return Launch(kernel, signature, constants, options)
+
+
+def _on_device(launch: Launch, device_type: str) -> list[Launch]:
+    """Return what ``device_type`` launches instead."""
+    if launch.name == "sparse_attention":
+        launch.constants.update(_attention_constants(launch, device_type))
+    if launch.name == "sas_plan":
+        launch.constants.update(plan_constants(device_type))
+    if launch.name != "draft_steps" or device_type != "cuda":
+        return [launch]
+    return [
+        replace(
+            launch,
+            constants=launch.constants | tiles.constants(),
+            options={"num_warps": tiles.warps},
+        )
+        for tiles in (CUDA_TILES, LARGE_CUDA_TILES)
+    ]
 
 
 def _attention_constants(launch: Launch, device_type: str) -> dict[str, Any]:

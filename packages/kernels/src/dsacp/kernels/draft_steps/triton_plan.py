@@ -39,6 +39,15 @@ class Tiles(NamedTuple):
     vector: bool = False
     chunk: int = 256
 
+    def constants(self) -> dict[str, int]:
+        """Return the kernel's last compile-time arguments."""
+        return {
+            "VECTOR": self.vector,
+            "CHUNK": self.chunk,
+            "BLOCK": self.rows,
+            "ROPE_BLOCK": self.rope_rows,
+        }
+
 
 CUDA_TILES = Tiles(8, 4, 1, vector=True)
 LARGE_CUDA_TILES = Tiles(32, 8, 1, vector=True, chunk=64)
@@ -157,10 +166,7 @@ def _launch(
         "CAUSAL": call.causal,
         "ROTARY": rotary,
         "BLOCK_ROTARY": triton.next_power_of_2(rotary),
-        "VECTOR": tiles.vector,
-        "CHUNK": tiles.chunk,
-        "BLOCK": block,
-        "ROPE_BLOCK": rope_block,
+        **tiles.constants(),
     }
     grid = (len(group) * blocks + len(table) * rope_blocks, 1, 1)
     sample: tuple[torch.dtype | int, ...] = (*POINTERS, *integers)

@@ -37,7 +37,8 @@ def _covered(
     do_not_specialize=[
         "block_table", "table_stride", "query_start_loc", "seq_lens", "cmp_table",
         "cmp_table_stride", "words", "num_reqs", "columns", "num_blocks", "cmp_columns",
-        "cmp_blocks", "num_chosen", "num_listed", "num_records", "window_left", "window_right",
+        "cmp_blocks", "chosen", "chosen_stride", "num_chosen", "listed", "listed_stride",
+        "num_listed", "num_records", "window_left", "window_right",
     ]
 )  # fmt: skip
 def _sparse_attention_kernel(
