@@ -6,7 +6,7 @@ import logging
 import random
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -112,6 +112,21 @@ def test_a_builder_that_sets_other_attributes(
     assert "never sets slot_mapping_shape" in line
 
 
+@pytest.mark.parametrize("name", ["build_req_metadata", "build_req_metadata_for_drafting"])
+def test_a_body_that_sets_a_field_more(
+    name: str, later: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Same signature, a known field: but one that upstream has left alone so far."""
+    code = getattr(stock(), name).__code__
+    consts = (*code.co_consts, "reshape_cache_event")
+    setattr(later, name, FunctionType(code.replace(co_consts=consts), {}))
+    monkeypatch.setattr(install().dsa_cp, "AscendDSACPMetadataBuilder", later)
+    with caplog.at_level(logging.WARNING, logger="vllm.dsacp"):
+        assert choose(later) is later
+    (line,) = lines(caplog)
+    assert f"{name} that reads reshape_cache_event" in line
+
+
 def test_a_builder_that_cannot_be_prepared_runs_as_upstreams(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -209,6 +224,19 @@ def test_a_known_speculator_marks_both_builders() -> None:
     claim_drafts(SimpleNamespace(attn_groups=pair[0], target_attn_groups=pair[1]))
     assert (drafts.dsacp_seen, target.dsacp_seen) == (True, True)
     assert (drafts.dsacp_drafts, target.dsacp_drafts) == (True, False)
+
+
+@pytest.mark.parametrize(("device", "host"), [("npu", True), ("cpu", False), ("cuda", False)])
+def test_another_platform_is_served_as_plain_vllm(
+    device: str, host: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """vllm-ascend is merely installed: the plug-in of vLLM goes on, and a line says so."""
+    monkeypatch.setattr(plugin, "device_type", lambda: device)
+    with caplog.at_level(logging.INFO, logger="vllm.dsacp"):
+        assert plugin.register_ascend() is host
+    said = [line for line in lines(caplog) if "vllm-ascend is installed" in line]
+    assert len(said) == (0 if host else 1)
+    assert host or f"the platform is {device}" in said[0]
 
 
 def test_modules_are_those_that_the_engine_has(monkeypatch: pytest.MonkeyPatch) -> None:

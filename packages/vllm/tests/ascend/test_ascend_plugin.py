@@ -36,6 +36,7 @@ def test_backend_gives_our_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = install()
     backend = modules.dsa_v1.AscendDSABackend
     monkeypatch.setattr(backend, "get_builder_cls", staticmethod(stock))
+    monkeypatch.setattr(plugin, "device_type", lambda: plugin.DEVICE_TYPE)
     assert register_ascend()
     ours = backend.get_builder_cls()
     assert issubclass(ours, stock())

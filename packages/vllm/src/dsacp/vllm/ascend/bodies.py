@@ -1,13 +1,16 @@
-"""What the plan methods of an installed vllm-ascend read, told from their code objects.
+"""What the methods of an installed vllm-ascend read and set, told from their code objects.
 
-They run with a stand-in as ``self`` and with lengths whose maximum is a bound, so a body that reads
-something else is another method, whatever its signature says.
+Plan methods run with a stand-in as ``self`` and with lengths whose maximum is a bound, so a body
+that reads something else is another method, whatever its signature says. Of the methods that ours
+replaces every name counts, keywords among them: a field that upstream comes to set would be
+missing. Numbers are not compared.
 """
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import Any
 
+from dsacp.vllm.ascend.known_bodies import NAMED, OPTIONAL
 from dsacp.vllm.settings import Blocker
 
 _CORE = frozenset({"common_ratio_to_sas_metadata", "compressor_ratio", "model_config", "hf_config"})
@@ -38,18 +41,42 @@ PASSED_THROUGH = "quant"
 
 
 def changed_bodies(builder: Any, remedy: str) -> Iterator[Blocker]:
-    """Yield every plan method that reads other names than the supported versions' do.
+    """Yield every method that reads or sets other names than the supported versions' does.
 
     Args:
         builder: ``AscendDSACPMetadataBuilder``; its signatures have been checked.
         remedy: what the user can do.
     """
     for name, wanted in READ.items():
-        code = getattr(inspect.unwrap(getattr(builder, name)), "__code__", None)
-        read = set(getattr(code, "co_names", ()))
-        new = sorted(found for found in read - wanted if PASSED_THROUGH not in found)
-        lost = sorted(found for found in wanted - read if PASSED_THROUGH not in found)
-        if new or lost:
-            change = [f"reads {', '.join(new)}"] if new else []
-            change += [f"no longer reads {', '.join(lost)}"] if lost else []
-            yield Blocker(f"{builder.__name__}.{name} that {' and '.join(change)}", remedy)
+        read = set(getattr(_code(builder, name), "co_names", ()))
+        unlike = {found for found in read ^ wanted if PASSED_THROUGH not in found}
+        yield from _changed(f"{builder.__name__}.{name}", read, unlike, remedy)
+    for name, text in NAMED.items():
+        used = names_of(_code(builder, name))
+        unlike = (used ^ set(text.split())) - OPTIONAL
+        yield from _changed(f"{builder.__name__}.{name}", used, unlike, remedy)
+
+
+def names_of(code: Any) -> set[str]:
+    """Return the names in a code object and those inside it, keywords of calls among them."""
+    names = set(getattr(code, "co_names", ()))
+    for constant in getattr(code, "co_consts", ()):
+        if isinstance(constant, tuple) and all(isinstance(item, str) for item in constant):
+            names.update(constant)
+        elif isinstance(constant, str) and constant.isidentifier():
+            names.add(constant)  # a call of many keywords holds them one by one
+        elif hasattr(constant, "co_names"):
+            names |= names_of(constant)
+    return names
+
+
+def _code(builder: Any, name: str) -> Any:
+    return getattr(inspect.unwrap(getattr(builder, name, None) or object), "__code__", None)
+
+
+def _changed(where: str, have: Set[str], unlike: Set[str], remedy: str) -> Iterator[Blocker]:
+    new, lost = sorted(unlike & have), sorted(unlike - have)
+    change = [f"reads {', '.join(new)}"] if new else []
+    change += [f"no longer reads {', '.join(lost)}"] if lost else []
+    if change:
+        yield Blocker(f"{where} that {' and '.join(change)}", remedy)

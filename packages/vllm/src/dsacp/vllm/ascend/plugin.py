@@ -23,12 +23,17 @@ BUILDER_MODULE = "vllm_ascend.attention.context_parallel.dsa_cp"
 ROPE_MODULE = "vllm_ascend.ops.rope_dsv4"
 PROPOSER_MODULE = "vllm_ascend.spec_decode.llm_base_proposer"
 SPECULATOR_MODULE = "vllm_ascend.worker.v2.spec_decode.autoregressive.speculator"
+DEVICE_TYPE = "npu"
+"""Of vllm-ascend's platform."""
 PLAIN_BUILDER = "AscendDSAMetadataBuilder"
 """What the backend gives without DSA-CP; never ours."""
 
 
 def register_ascend() -> bool:
-    """Wait for vllm-ascend's modules; returns whether this is a vllm-ascend host."""
+    """Wait for vllm-ascend's modules; returns whether this is a vllm-ascend host.
+
+    One that is installed beside another platform is waited for too: its modules then never come.
+    """
     spec = importlib.util.find_spec("vllm_ascend")
     if spec is None:
         return False
@@ -37,7 +42,19 @@ def register_ascend() -> bool:
     when_imported(BACKEND_MODULE, _hook_backend)
     when_imported(PROPOSER_MODULE, _hook_proposer)
     when_imported(SPECULATOR_MODULE, _hook_speculator)
-    return True
+    if (device := device_type()) == DEVICE_TYPE:
+        return True
+    logger.info(
+        "vllm-ascend is installed and the platform is %s: dsacp acts as in plain vLLM", device
+    )
+    return False
+
+
+def device_type() -> str:
+    """Return the device type of the platform that vLLM has chosen."""
+    from vllm.platforms import current_platform
+
+    return str(current_platform.device_type)
 
 
 def moved_modules(spec: ModuleSpec) -> Iterator[Blocker]:
