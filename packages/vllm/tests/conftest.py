@@ -11,12 +11,14 @@ FIGURES = pytest.StashKey[list[str]]()
 
 
 def summarise(name: str, outcome: Outcome, plain: Outcome) -> Iterator[str]:
-    """One line of answers; for our builders, one of calls and one of the guard."""
+    """One line of answers; for our builders, one each of calls, attention and the guard."""
     lengths = ", ".join(str(len(tokens)) for tokens in outcome.tokens)
     yield f"{describe(name, outcome, plain)} | tokens a request: {lengths}"
     if outcome.reports:
         calls = ", ".join(f"{hook} x{count}" for hook, count in sorted(outcome.calls().items()))
         yield f"    {len(outcome.reports)} builders: {calls}"
+        attention = ", ".join(f"{count} {what}" for what, count in outcome.attention().items())
+        yield f"    attention: {attention or 'none'}"
         guard = ", ".join(f"{count} {what}" for what, count in outcome.guarded().items())
         yield f"    guard: {guard}, {len(outcome.violations)} violations"
 

@@ -1,7 +1,10 @@
 """The real engine on the tiny model: equal tokens, acceptance, guard. Needs vLLM on a CPU."""
 
 import importlib.util
+import logging
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -12,18 +15,43 @@ if importlib.util.find_spec("vllm") is None:
     pytest.skip("needs vLLM: nox -s vllm", allow_module_level=True)
 
 K = 3
-LENGTHS = [40, 40, 26, 40, 40, 40]
+LENGTHS = [40, 40, 26, 40, 40, 40, 40]
 
 
-def clear_stale_map() -> None:
-    """Run the stock builder with the proposer's stale token-to-request map cleared."""
-    from vllm.v1.attention.backends.mla.sparse_swa import DeepseekSparseSWAMetadataBuilder as Stock
+def listen(path: Path) -> Callable[[], None]:
+    """Keep what our logger lets through in an engine's processes, which are forks of this one."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        with path.open("a") as stream:
+            stream.write(record.getMessage() + "\n")
+        return True
+
+    # a handler would be taken away when vLLM configures its loggers
+    return lambda: logging.getLogger("vllm.dsacp").addFilter(keep)
+
+
+def clear_stale_map(path: Path) -> Callable[[], None]:
+    """Run the stock builder with the map cleared that the proposer leaves behind from step 0.
+
+    A line goes to ``path`` whenever the map that a later step was given names other requests.
+    """
 
     def build_for_drafting(self, common_attn_metadata, draft_index):
-        fresh = common_attn_metadata.replace(_token_to_req_indices_cache=None)
-        return self.build(0, fresh, fast_build=True)
+        left = common_attn_metadata._token_to_req_indices_cache
+        rows = list(range(common_attn_metadata.num_reqs))
+        if draft_index and left is not None and left[: len(rows)].tolist() != rows:
+            with path.open("a") as stream:
+                stream.write(f"step {draft_index}: {left.tolist()}\n")
+        if draft_index:
+            common_attn_metadata = common_attn_metadata.replace(_token_to_req_indices_cache=None)
+        return self.build(0, common_attn_metadata, fast_build=True)
 
-    Stock.build_for_drafting = build_for_drafting
+    def before() -> None:
+        from vllm.v1.attention.backends.mla import sparse_swa as swa
+
+        swa.DeepseekSparseSWAMetadataBuilder.build_for_drafting = build_for_drafting
+
+    return before
 
 
 @pytest.fixture(scope="module")
@@ -32,23 +60,42 @@ def plain() -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def ours() -> Outcome:
-    return run_forked(replace(CROWDED, draft_tokens=K, dsacp=True))
+def log(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("log") / "ours.log"
 
 
-def check_ours(outcome: Outcome, instances: int) -> None:
+@pytest.fixture(scope="module")
+def ours(log) -> Outcome:
+    return run_forked(replace(CROWDED, draft_tokens=K, dsacp=True), before=listen(log))
+
+
+def check_ours(outcome: Outcome, ranks: int) -> None:
+    """A rank has a builder of the target's side and one of the drafter's, and shards every step."""
     assert outcome.violations == []
-    assert len(outcome.reports) == instances
-    guarded = [report["guarded"] for report in outcome.reports]
-    assert all(entry["builds"] > 0 and entry["addresses"] > 0 for entry in guarded)
+    assert len(outcome.reports) == 2 * ranks
+    for report in outcome.reports:
+        assert report["guarded"]["builds"] > 0
+        assert report["guarded"]["addresses"] > 0
+        calls = report["calls"]
+        builds = sum(count for name, count in calls.items() if "drafting" in name)
+        # a report is written at a build, so the last step's forward pass is not in it
+        sharded = max(builds - 1, 0)
+        attention = report["attention"]
+        assert attention.get("sharded_forwards", 0) == sharded
+        assert attention.get("all_to_alls", 0) == (2 * sharded if ranks > 1 else 0)
+    assert outcome.attention()["sharded_forwards"] > 0
 
 
-def test_v1_gives_the_tokens_of_plain_decoding(plain, ours, figures) -> None:
+def test_v1_gives_the_tokens_of_plain_decoding(plain, ours, log, figures) -> None:
     """Joins, leaves, a prompt beyond the window and one at max_model_len; guard on throughout."""
     figures("V1 TP=1 ours", ours, plain)
     assert ours.tokens == plain.tokens
     assert [len(tokens) for tokens in ours.tokens] == LENGTHS
-    check_ours(ours, instances=2)
+    whole = [tokens for tokens in ours.tokens if len(tokens) == CROWDED.max_tokens]
+    assert sum(map(len, whole)) == 6 * 40
+    (line,) = log.read_text().splitlines()
+    assert line.startswith("dsacp builds the metadata of model.layers.4.")
+    check_ours(ours, ranks=1)
     calls = ours.calls()
     steps = [calls[f"build_for_drafting[{index}]"] for index in range(K)]
     assert steps[0] > 0
@@ -57,13 +104,21 @@ def test_v1_gives_the_tokens_of_plain_decoding(plain, ours, figures) -> None:
     assert calls["build[0]"] >= steps[0]
 
 
-def test_acceptance_is_the_stock_builders_with_its_map_cleared(plain, ours, figures) -> None:
-    stock = run_forked(replace(CROWDED, draft_tokens=K), before=clear_stale_map)
+def test_acceptance_is_the_stock_builders_with_its_map_cleared(
+    plain, ours, figures, tmp_path
+) -> None:
+    """vLLM 0.32: later draft tokens read request 0's block table (V1).
+
+    No stale map any more: upstream clears it, and ``DsacpBuilderMixin._build`` need not.
+    """
+    stale = tmp_path / "stale"
+    stock = run_forked(replace(CROWDED, draft_tokens=K), before=clear_stale_map(stale))
     figures("V1 TP=1 stock, map cleared", stock, plain)
     assert stock.reports == []
     assert (stock.drafts, stock.accepted) == (ours.drafts, ours.accepted)
     assert stock.tokens == ours.tokens
     assert ours.accepted[0] > ours.drafts // 3
+    assert stale.exists()
 
 
 def test_v1_on_two_ranks_shards_the_draft_layers_tokens(figures) -> None:
@@ -72,7 +127,7 @@ def test_v1_on_two_ranks_shards_the_draft_layers_tokens(figures) -> None:
     figures("V1 TP=2 ours", sharded, plain)
     assert sharded.tokens == plain.tokens
     assert [len(tokens) for tokens in sharded.tokens] == LENGTHS
-    check_ours(sharded, instances=4)
+    check_ours(sharded, ranks=2)
     assert sharded.guarded()["padding_rows"] > 0
 
 
@@ -101,8 +156,13 @@ def test_prefix_caching_and_dynamic_draft_tokens(figures) -> None:
     assert calls["build_for_drafting[0]"] > calls.get("build_for_drafting[2]", 0)
 
 
-def test_an_unsupported_feature_leaves_the_engine_as_it_was(plain) -> None:
-    """Asked for without speculation there is nothing to serve: our builder is never made."""
-    asked = run_forked(replace(CROWDED, dsacp=True, prompts=CROWDED.prompts[:2], max_tokens=4))
-    assert asked.reports == []
-    assert asked.tokens == [tokens[:4] for tokens in plain.tokens[:2]]
+def test_an_unsupported_feature_leaves_the_engine_as_it_was(plain, tmp_path) -> None:
+    """Asked for without speculation there is nothing to serve: one line, and no builder of ours."""
+    asked = replace(CROWDED, dsacp=True, prompts=CROWDED.prompts[:2], max_tokens=4)
+    outcome = run_forked(asked, before=listen(tmp_path / "log"))
+    assert (tmp_path / "log").read_text().splitlines() == [
+        "dsacp stands aside, the engine is unchanged: found no speculative_config; start with "
+        "method 'mtp' to have draft layers"
+    ]
+    assert outcome.reports == []
+    assert outcome.tokens == [tokens[:4] for tokens in plain.tokens[:2]]

@@ -28,6 +28,9 @@ def test_v2_updates_its_metadata_in_place(figures, tp) -> None:
     assert ours.violations == []
     assert len(ours.reports) == 2 * tp
     assert ours.calls()["update_draft_decode_metadata[0]"] > 0
+    attention = ours.attention()
+    assert attention["sharded_forwards"] > 0
+    assert attention.get("all_to_alls", 0) == (2 * attention["sharded_forwards"] if tp > 1 else 0)
     if tp == 1:
         stock = run_forked(drafting, timeout_s=LIMIT_S)
         figures("V2 TP=1 stock", stock, plain)

@@ -1,6 +1,7 @@
 """All-to-all between heads and tokens, over gloo in real processes. Needs no vLLM."""
 
 import multiprocessing
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,13 @@ def exchange(rank: int, tp: int, tokens: int, folder: str) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=tp)
     heads, rows = HEADS // tp, tokens // tp
     own_heads = slice(rank * heads, (rank + 1) * heads)
-    mine = heads_to_tokens(whole(tokens)[:, own_heads], tp, None)
+    counts: Counter[str] = Counter()
+    mine = heads_to_tokens(whole(tokens)[:, own_heads], tp, None, counts)
     assert torch.equal(mine, whole(tokens)[rank * rows : (rank + 1) * rows])
-    back = tokens_to_heads(mine, tp, None)
+    assert counts == {"all_to_alls": 1}
+    back = tokens_to_heads(mine, tp, None, counts)
     assert torch.equal(back, whole(tokens)[:, own_heads])
+    assert counts == {"all_to_alls": 2}
     Path(folder, f"done{rank}").touch()
     dist.destroy_process_group()
 
@@ -43,6 +47,7 @@ def test_every_rank_gets_all_heads_of_its_tokens_and_returns_them(tmp_path, tp, 
 
 
 def test_one_rank_exchanges_nothing() -> None:
-    x = whole(3)
-    assert heads_to_tokens(x, 1, None) is x
-    assert tokens_to_heads(x, 1, None) is x
+    x, counts = whole(3), Counter()
+    assert heads_to_tokens(x, 1, None, counts) is x
+    assert tokens_to_heads(x, 1, None, counts) is x
+    assert not counts

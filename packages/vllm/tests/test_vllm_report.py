@@ -1,13 +1,15 @@
 """What the guard of a builder counts and objects to. Needs no vLLM."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from dsacp.core import DraftCapacity
-from dsacp.drafting_cache import DraftBatch, StepMetadata
-from dsacp.vllm.report import Reporter
+from dsacp.drafting_cache import DraftBatch, DraftMetadataBuilder, StepMetadata
+from dsacp.vllm.report import Reporter, read_reports
 from dsacp.vllm.steps import GROUP, make_cache
 from dsacp.vllm.window import LocalWindow
 
@@ -32,18 +34,24 @@ class Metadata:
     block_table: None = None
     is_valid_token: None = None
     decode_swa_indices: None = None
-    decode_swa_lens: None = None
+    decode_swa_lens: torch.Tensor | None = None
+    prefill_swa_indices: None = None
+    prefill_swa_lens: None = None
 
 
-def make_step(rank: int) -> tuple[Reporter, StepMetadata, Metadata]:
-    """A later draft step of three requests: two rows a rank, the last of them padding."""
+def bound_cache(rank: int) -> DraftMetadataBuilder:
     capacity = DraftCapacity.from_config(4, 16, 3, TP, layout="requests")
     cache = make_cache(capacity, 16, rank, "cpu", 64, v2=False)
     cache.bind({GROUP: torch.zeros(capacity.max_reqs, 4, dtype=torch.int32)})
+    return cache
+
+
+def build_step(cache: DraftMetadataBuilder, bank: int) -> tuple[StepMetadata, Metadata]:
+    """A later draft step of three requests: two rows a rank, the last of them padding."""
     starts = torch.arange(REQS + 1, dtype=torch.int32)
     lengths = torch.full((REQS,), 9, dtype=torch.int32)
     batch = DraftBatch(num_reqs=REQS, num_tokens=REQS, query_start_loc=starts, seq_lens=lengths)
-    step = cache.build_for_drafting(batch, 1)
+    step = cache.build_for_drafting(batch, bank)
     group = step.groups[GROUP]
     rows = step.shard.per_rank
     real = min(max(REQS - step.shard.start, 0), rows)
@@ -56,7 +64,12 @@ def make_step(rank: int) -> tuple[Reporter, StepMetadata, Metadata]:
         indices=torch.full((rows, 1, WINDOW), -1, dtype=torch.int32),
         lens=torch.zeros(rows, dtype=torch.int32),
     )
-    return Reporter(cache, ["layer"], v2=False, guard=True), step, Metadata(local, Host(REQS))
+    return step, Metadata(local, Host(REQS))
+
+
+def make_step(rank: int) -> tuple[Reporter, StepMetadata, Metadata]:
+    cache = bound_cache(rank)
+    return Reporter(cache, ["layer"], v2=False, guard=True), *build_step(cache, 1)
 
 
 @pytest.mark.parametrize(("rank", "padding"), [(0, 0), (1, 1)])
@@ -99,3 +112,58 @@ def test_an_overwritten_guard_word_is_a_violation() -> None:
     whole[0] = 7
     reporter.built("build_for_drafting", 1, metadata, step)
     assert len(reporter.violations) == 1
+
+
+@pytest.mark.parametrize("field_", ["", "indices", "lens", "valid", "token_to_req", "stock"])
+def test_steps_that_share_what_layers_read_are_a_violation(field_) -> None:
+    """One bank of rows, or one stock builder, for all draft steps: outside the cache's arena."""
+    cache = bound_cache(0)
+    reporter = Reporter(cache, ["layer"], v2=False, guard=True)
+    first_step, first = build_step(cache, 1)
+    second_step, second = build_step(cache, 2)
+    if field_ == "stock":
+        second.token_to_req_indices = first.token_to_req_indices[1:]
+    elif field_:
+        second.local = replace(second.local, **{field_: getattr(first.local, field_)})
+    reporter.built("build_for_drafting", 1, first, first_step)
+    reporter.built("build_for_drafting", 2, second, second_step)
+    shared = [line for line in reporter.violations if "step1 and step2 on disjoint" in line]
+    assert len(shared) == len(reporter.violations) == (1 if field_ else 0)
+
+
+def test_a_build_that_a_graph_records_is_counted_and_not_checked(monkeypatch) -> None:
+    """A check waits for the device, which ends a capture of V2's in-place update."""
+    reporter, step, metadata = make_step(1)
+    metadata.local.valid[-1] = True
+    stream = SimpleNamespace(is_current_stream_capturing=lambda: True)
+    monkeypatch.setattr(torch, "cpu", stream)
+    reporter.built("update_draft_decode_metadata", 1, metadata, step)
+    assert reporter.calls == {"update_draft_decode_metadata[1]": 1}
+    assert not reporter.guarded
+    assert reporter.violations == []
+    monkeypatch.undo()
+    reporter.built("update_draft_decode_metadata", 1, metadata, step)
+    assert reporter.violations == ["alive padding past row 1"]
+
+
+def test_a_folder_that_cannot_be_written_never_ends_the_engine(tmp_path, caplog) -> None:
+    cache = bound_cache(0)
+    step, metadata = build_step(cache, 1)
+    (tmp_path / "file").touch()
+    reporter = Reporter(cache, ["layer"], v2=False, folder=Path(tmp_path / "file" / "reports"))
+    for _ in range(2):
+        reporter.built("build_for_drafting", 1, metadata, step)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "the engine goes on" in line
+    assert reporter.calls == {"build_for_drafting[1]": 2}
+
+
+def test_reports_hold_what_layers_did(tmp_path) -> None:
+    cache = bound_cache(0)
+    step, metadata = build_step(cache, 1)
+    for _ in range(2):
+        reporter = Reporter(cache, ["layer"], v2=False, folder=tmp_path)
+        reporter.attention["all_to_alls"] += 2
+        reporter.built("build_for_drafting", 1, metadata, step)
+    reports = read_reports(tmp_path)
+    assert [report["attention"] for report in reports] == [{"all_to_alls": 2}] * 2

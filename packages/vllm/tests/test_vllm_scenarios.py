@@ -25,6 +25,7 @@ REPORT = {
     "runner": "V1",
     "layers": ["model.layers.4"],
     "calls": {"build[0]": 2, "build_for_drafting[1]": 3},
+    "attention": {"sharded_forwards": 3, "all_to_alls": 6},
     "guarded": {"builds": 5, "addresses": 60, "padding_rows": 1},
     "violations": [],
 }
@@ -62,6 +63,7 @@ def test_calls_and_violations_are_summed_over_instances() -> None:
     broken = {**REPORT, "violations": ["moved"]}
     both = outcome([[1]], reports=[REPORT, broken])
     assert both.calls() == {"build[0]": 4, "build_for_drafting[1]": 6}
+    assert both.attention() == {"sharded_forwards": 6, "all_to_alls": 12}
     assert both.guarded() == {"builds": 10, "addresses": 120, "padding_rows": 2}
     assert both.violations == ["moved"]
 

@@ -1,6 +1,7 @@
 """Our metadata builder for the draft layers, a subclass of whatever vLLM's platform uses."""
 
-from dataclasses import dataclass, fields
+from collections import Counter
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -97,7 +98,9 @@ class DsacpBuilderMixin:
         stock = self._stock[bank].build(0, ours, fast_build=fast, **extra)
         given = {item.name: getattr(stock, item.name) for item in fields(stock)}
         local = self.buffers.local(step, bank, host.num_reqs, stock.replay_start)
-        metadata = self.metadata_class(**given, local=local, host=host.replace(), bank=bank)
+        metadata = self.metadata_class(
+            **given, local=local, host=host.replace(), bank=bank, attention=self.reporter.attention
+        )
         self.reporter.built(hook, bank, metadata, step)
         return metadata
 
@@ -108,11 +111,15 @@ def make_metadata_class(stock: Any) -> type[Any]:
 
     @dataclass
     class DsacpWindowMetadata(stock):  # type: ignore[misc]
-        """Stock window metadata, plus the rank's rows and what an in-place update reads again."""
+        """Stock window metadata, plus the rank's rows and what an in-place update reads again.
+
+        ``attention`` counts what layers did with it; one counter for all steps of a builder.
+        """
 
         local: LocalWindow | None = None
         host: Any = None
         bank: int = 0
+        attention: Counter[str] = field(default_factory=Counter)
 
     return DsacpWindowMetadata
 

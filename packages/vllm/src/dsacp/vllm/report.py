@@ -1,19 +1,24 @@
 """What our builders did in a run: call counts, and the guard's verdict when it is on."""
 
 import json
+import logging
 import os
 from collections import Counter
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dsacp.core import DsacpError
 from dsacp.drafting_cache import DraftMetadataBuilder, StepMetadata
-from dsacp.graph import GraphGuard, tensors_of
+from dsacp.graph import GraphGuard, check_isolated, tensors_of
 
 REPORT_VARIABLE = "DSACP_REPORT"
 GUARD_VARIABLE = "DSACP_GUARD"
 
-_INSTANCES: list["Reporter"] = []
+logger = logging.getLogger("vllm.dsacp")
+_NUMBERS = count()
 
 
 class Reporter:
@@ -24,7 +29,10 @@ class Reporter:
         layers: the layers that it serves.
         v2: whether the V2 runner drives it.
         folder: where to write, None for nowhere.
-        guard: whether to check addresses, guard words and padding after every build.
+        guard: whether to check addresses, guard words, padding, and that draft steps share no
+            byte, after every build; it waits for the device, so builds that a graph records pass.
+
+    ``attention`` counts the layers' sharded forward passes and all-to-alls.
     """
 
     def __init__(
@@ -36,14 +44,16 @@ class Reporter:
         guard: bool = False,
     ) -> None:
         self.calls: Counter[str] = Counter()
+        self.attention: Counter[str] = Counter()
         self.guarded: Counter[str] = Counter()
         self.violations: list[str] = []
         self._about = {"layers": list(layers), "runner": "V2" if v2 else "V1", "pid": os.getpid()}
         self._folder = folder
-        self._index = len(_INSTANCES)
+        self._index = next(_NUMBERS)
         self._guard = GraphGuard(cache.regions(), cache.storages()) if guard else None
+        self._device = cache.config.device
         self._seen: dict[tuple[int, ...], dict[str, int]] = {}
-        _INSTANCES.append(self)
+        self._steps: dict[str, list[dict[str, Any]]] = {}
 
     @classmethod
     def from_environment(cls, cache: DraftMetadataBuilder, layers: Any, v2: bool) -> "Reporter":
@@ -55,26 +65,35 @@ class Reporter:
     def built(self, hook: str, bank: int, metadata: Any, step: StepMetadata) -> None:
         """Note one build."""
         self.calls[f"{hook}[{bank}]"] += 1
-        if self._guard is not None:
-            self._check(bank, metadata, step)
+        if self._guard is not None and not records(self._device):
+            self._check(self._guard, bank, metadata, step)
         if self._folder is not None:
             self._write(self._folder)
 
-    def _check(self, bank: int, metadata: Any, step: StepMetadata) -> None:
-        assert self._guard is not None
+    def _check(self, guard: GraphGuard, bank: int, metadata: Any, step: StepMetadata) -> None:
         shape = (bank, step.num_reqs, step.num_tokens)
         label = f"step{bank}/{step.num_reqs}x{step.num_tokens}"
         try:
             if shape not in self._seen:
-                self._guard.watch(step, label)
+                guard.watch(step, label)
                 self._seen[shape] = addresses(metadata)
-            self._guard.check(step, label)
+                self._isolated(bank, metadata)
+            guard.check(step, label)
             self.guarded["builds"] += 1
             self.guarded["addresses"] += len(self._seen[shape])
             self._moved(shape, metadata)
             self._alive(metadata)
         except DsacpError as error:
             self.violations.append(str(error))
+
+    def _isolated(self, bank: int, metadata: Any) -> None:
+        """No two draft steps may share a byte of what layers read, the host's table aside.
+
+        Shapes of one step share its buffers; each is kept, for a later step may overlap any.
+        """
+        read = {name: getattr(metadata, name) for name in _OURS if name != "block_table"}
+        self._steps.setdefault(f"step{bank}", []).append(read)
+        check_isolated(self._steps, metadata.block_table)
 
     def _moved(self, shape: tuple[int, ...], metadata: Any) -> None:
         now = addresses(metadata)
@@ -95,10 +114,18 @@ class Reporter:
             self.violations.append(f"alive padding past row {padding.start}")
 
     def _write(self, folder: Path) -> None:
+        try:
+            self._replace(folder)
+        except OSError as error:
+            self._folder = None
+            logger.warning("dsacp reports no more to %s, the engine goes on: %r", folder, error)
+
+    def _replace(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         content = {
             **self._about,
             "calls": dict(self.calls),
+            "attention": dict(self.attention),
             "guarded": dict(self.guarded),
             "violations": self.violations,
         }
@@ -110,8 +137,16 @@ class Reporter:
 
 _OURS = (
     "query_start_loc", "seq_lens", "slot_mapping", "block_table", "token_to_req_indices",
-    "is_valid_token", "decode_swa_indices", "decode_swa_lens", "local",
+    "is_valid_token", "decode_swa_indices", "decode_swa_lens", "prefill_swa_indices",
+    "prefill_swa_lens", "local",
 )  # fmt: skip
+"""Fields that layers read and that must stay where they are."""
+
+
+def records(device: torch.device) -> bool:
+    """Return whether an accelerator's stream is being captured, where nothing may wait for it."""
+    ask = getattr(getattr(torch, device.type, None), "is_current_stream_capturing", None)
+    return bool(ask()) if ask is not None else False
 
 
 def addresses(metadata: Any) -> dict[str, int]:

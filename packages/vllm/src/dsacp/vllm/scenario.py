@@ -45,11 +45,11 @@ class Scenario:
 
 
 CROWDED = Scenario(
-    prompts=(5, 70, 150, 33, 17, 64),
+    prompts=(5, 70, 150, 33, 17, 64, 41),
     options={"max_num_seqs": 4, "max_model_len": 176, "max_num_batched_tokens": 176},
 )
-"""Six requests on four places join and leave; the second prompt outgrows the window of 64, the
-third reaches ``max_model_len`` after 26 tokens."""
+"""Seven requests on four places join and leave; the second prompt outgrows the window of 64, the
+third reaches ``max_model_len`` after 26 tokens, the six others generate 40 each."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,10 @@ class Outcome:
     def guarded(self) -> dict[str, int]:
         """Sum what the guard looked at over processes and instances."""
         return self._sum("guarded")
+
+    def attention(self) -> dict[str, int]:
+        """Sum the layers' sharded forward passes and all-to-alls that the reports hold."""
+        return self._sum("attention")
 
     def _sum(self, what: str) -> dict[str, int]:
         total: Counter[str] = Counter()
