@@ -14,11 +14,26 @@ from timing import card, graph_us, host_us
 from dsacp.core import DraftCapacity, TokenShard
 from dsacp.drafting_cache import DraftBatch, DraftMetadataBuilder, GroupSpec
 from dsacp.graph import LaunchCounter
+from dsacp.kernels import plan_table, sas_plan
 from dsacp.rope_proxy import RopeConfig, RopeRegistry
-from dsacp.sas_metadata import SasSpec, plan_sas
+from dsacp.sas_metadata import SasPolicy, SasSpec, plan_sas
 
 DRAFT_TOKENS, TP, MAX_MODEL_LEN = 3, 8, 65536
 DEVICE = torch.device("cuda")
+SPECS = {
+    "window": SasSpec(num_heads=64),
+    "c4": SasSpec(num_heads=64, cmp_ratio=4, cmp_topk=512),
+    "c128": SasSpec(num_heads=64, cmp_ratio=128),
+}
+POLICIES: tuple[SasPolicy, ...] = ("upstream", "balanced")
+BATCHES = (
+    ("one request", 4, 1),
+    ("256x1", 1, 256),
+    ("64x4", 4, 64),
+    ("64k prefill", 65536, 1),
+    ("16384x1", 1, 16384),
+)
+"""Name, query tokens a request, requests."""
 
 
 def builder(num_reqs: int, num_groups: int, plans: bool) -> DraftMetadataBuilder:
@@ -78,19 +93,37 @@ def time_steps(num_reqs: int, num_groups: int) -> dict[str, object]:
     }
 
 
-def time_plan(name: str, query_len: int, num_reqs: int, policy: str) -> dict[str, object]:
-    """Time one SAS plan on the device."""
+def plan_batch(query_len: int, num_reqs: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return query starts and uneven lengths of ``num_reqs`` requests."""
     starts = torch.arange(num_reqs + 1, dtype=torch.int32, device=DEVICE) * query_len
     lens = torch.randint(query_len, 70000, (num_reqs,), dtype=torch.int32, device=DEVICE)
+    return starts, lens
+
+
+def time_plan(name: str, query_len: int, num_reqs: int, policy: SasPolicy) -> dict[str, object]:
+    """Time one SAS plan on the device."""
+    starts, lens = plan_batch(query_len, num_reqs)
     row: dict[str, object] = {"batch": name, "policy": policy}
-    for label, spec in {
-        "window": SasSpec(num_heads=64),
-        "c4": SasSpec(num_heads=64, cmp_ratio=4, cmp_topk=512),
-        "c128": SasSpec(num_heads=64, cmp_ratio=128),
-    }.items():
+    for label, spec in SPECS.items():
         outs = [torch.empty(1024, dtype=torch.int32, device=DEVICE) for _ in range(8)]
         calls = [partial(plan_sas, spec, starts, lens, policy=policy, out=out) for out in outs]
         row[label + "_us"] = graph_us(calls)
+    return row
+
+
+def time_table(num_plans: int, num_reqs: int, policy: SasPolicy) -> dict[str, object]:
+    """Time one launch of a table on the device, every plan with a batch of its own."""
+    batches = [plan_batch(1, num_reqs) for _ in range(num_plans)]
+    starts, lens = (torch.cat(parts) for parts in zip(*batches, strict=True))
+    row: dict[str, object] = {"batch": f"{num_plans} plans of {num_reqs}x1", "policy": policy}
+    for label, spec in SPECS.items():
+        plans = [
+            spec.plan_row(index * (num_reqs + 1), index * num_reqs, index * 1024, num_reqs, policy)
+            for index in range(num_plans)
+        ]
+        out = torch.empty(num_plans * 1024, dtype=torch.int32, device=DEVICE)
+        call = partial(sas_plan, starts, lens, out, plan_table(plans, DEVICE))
+        row[label + "_us"] = graph_us([call])
     return row
 
 
@@ -108,10 +141,12 @@ def main() -> None:
         steps.append(time_steps(num_reqs, num_groups))
         print(steps[-1], flush=True)
     plans = []
-    for policy in ("upstream", "balanced"):
-        for name, query_len, num_reqs in (("256x1", 1, 256), ("64k prefill", 65536, 1)):
+    for policy in POLICIES:
+        for name, query_len, num_reqs in BATCHES:
             plans.append(time_plan(name, query_len, num_reqs, policy))
             print(plans[-1], flush=True)
+        plans.append(time_table(12, 256, policy))
+        print(plans[-1], flush=True)
     result.update(steps=steps, plans=plans)
     if options.json:
         options.json.write_text(json.dumps(result, indent=1))

@@ -51,6 +51,18 @@ def random_batch(rng: random.Random) -> DraftBatch:
     return DraftBatch(count, count * query_len, *words, bucket=bucket)
 
 
+def addresses(builder: DraftMetadataBuilder) -> list[tuple[str, int]]:
+    """Return where every storage and every field of a builder lies."""
+    storages = [("storage", tensor.data_ptr()) for tensor in builder.storages()]
+    return storages + [(region.label, region.address) for region in builder.regions()]
+
+
+def count_moved(before: list[tuple[str, int]], after: list[tuple[str, int]]) -> int:
+    """Return how many addresses differ, and how many appeared or vanished."""
+    moved = sum(old != new for old, new in zip(before, after, strict=False))
+    return moved + abs(len(before) - len(after))
+
+
 def main() -> int:
     """Return 1 if a word differs or an address moved."""
     parser = argparse.ArgumentParser()
@@ -73,6 +85,7 @@ def main() -> int:
     for bucket in BUCKETS:
         graphs[bucket] = capture(lambda b=bucket: graphed.refresh(b), device="cuda:0", guard=guards)
         guards.watch(graphs[bucket].output, f"bucket {bucket}")
+    before = addresses(eager) + addresses(graphed)
     differing = torch.zeros((), dtype=torch.int64, device="cuda")
     for step in range(options.steps):
         batch = random_batch(rng)
@@ -85,8 +98,10 @@ def main() -> int:
         if step % 1000 == 999:
             guards.check()
             print(f"{step + 1} steps, {int(differing)} differing words", flush=True)
-    print(f"{options.steps} steps: {int(differing)} differing words, 0 addresses moved")
-    return int(differing) != 0
+    guards.check()
+    moved = count_moved(before, addresses(eager) + addresses(graphed))
+    print(f"{options.steps} steps: {int(differing)} differing words, {moved} addresses moved")
+    return int(differing != 0 or moved != 0)
 
 
 if __name__ == "__main__":
