@@ -10,7 +10,7 @@ import torch
 from triton.runtime.jit import JITFunction
 
 from dsacp.kernels import Kernel
-from dsacp.kernels.draft_steps.triton_plan import CUDA_TILES, LARGE_CUDA_TILES
+from dsacp.kernels.draft_steps.triton_tiles import CUDA_TILES, LARGE_CUDA_TILES
 from dsacp.kernels.sas_plan.triton import constants as plan_constants
 from dsacp.kernels.sparse_attention.triton import tile_sizes
 

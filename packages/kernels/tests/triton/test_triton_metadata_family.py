@@ -122,9 +122,10 @@ TILES = ["CUDA_TILES", "LARGE_CUDA_TILES", "OTHER_TILES"]
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Every device cuts its programs in one of these ways."""
     plan = importlib.import_module("dsacp.kernels.draft_steps.triton_plan")
-    chosen = getattr(plan, request.param)
+    cuts = importlib.import_module("dsacp.kernels.draft_steps.triton_tiles")
+    chosen = getattr(cuts, request.param)
     for name in TILES:
-        monkeypatch.setattr(plan, name, chosen)
+        monkeypatch.setattr(cuts, name, chosen)
     plan.plan_launches.cache_clear()
     yield
     plan.plan_launches.cache_clear()

@@ -51,6 +51,23 @@ def plan_hit(
     return (enabled & inside & ((request < last) | in_last)).to(tl.int32)
 
 
+@triton.jit
+def row_covered(
+    words, request, row, num_records,
+    RECORD_SIZE: tl.constexpr, PAIRED: tl.constexpr, READS_CORE0_START: tl.constexpr,
+    RECORD_SLOTS: tl.constexpr,
+):  # fmt: skip
+    """Return 1 where an enabled core, or both cores of a pair, take the row."""
+    core = tl.arange(0, RECORD_SLOTS)
+    hit = plan_hit(words, core, request, row, num_records, RECORD_SIZE, READS_CORE0_START)
+    if PAIRED:
+        odd = core & 1
+        covered = tl.minimum(tl.max(hit * (1 - odd), 0), tl.max(hit * odd, 0))
+    else:
+        covered = tl.max(hit, 0)
+    return covered
+
+
 @triton.jit(
     do_not_specialize=[
         "words",

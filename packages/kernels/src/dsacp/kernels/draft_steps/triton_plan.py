@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, zip_longest
-from typing import NamedTuple
 
 import torch
 import triton
@@ -14,48 +13,13 @@ from dsacp.core import CapacityError, round_up
 from dsacp.kernels.direct import launcher
 from dsacp.kernels.draft_steps.numbers import StepNumbers
 from dsacp.kernels.draft_steps.triton_kernel import draft_steps_kernel
-from dsacp.kernels.draft_steps.triton_locate import SAMPLES
+from dsacp.kernels.draft_steps.triton_tiles import MAX_REQUESTS, choose_tiles
 from dsacp.kernels.slot_mapping.triton import block_divisor
 
 CACHED_CALLS = 1024
 TABLES_PER_LAUNCH = 4
-CHUNKS = int(SAMPLES.value)
 
 
-class Tiles(NamedTuple):
-    """How a launch is cut into programs.
-
-    Attributes:
-        rows: rows and tokens of a program that writes fields.
-        rope_rows: tokens of a program that copies RoPE rows.
-        warps: warps of either.
-        vector: whether RoPE rows may move 16 bytes an access.
-        chunk: requests that a token is compared with at once; the search covers CHUNKS of them.
-    """
-
-    rows: int
-    rope_rows: int
-    warps: int
-    vector: bool = False
-    chunk: int = 256
-
-    def constants(self) -> dict[str, int]:
-        """Return the kernel's last compile-time arguments."""
-        return {
-            "VECTOR": self.vector,
-            "CHUNK": self.chunk,
-            "BLOCK": self.rows,
-            "ROPE_BLOCK": self.rope_rows,
-        }
-
-
-CUDA_TILES = Tiles(8, 4, 1, vector=True)
-LARGE_CUDA_TILES = Tiles(32, 8, 1, vector=True, chunk=64)
-OTHER_TILES = Tiles(32, 16, 4)
-"""Measured on an H200; an NPU has few, wide cores."""
-MAX_REQUESTS = CHUNKS * CUDA_TILES.chunk
-LARGE = 2048
-"""First-step tokens from which a batch counts as large: fewer programs then beat more of them."""
 POINTERS: tuple[torch.dtype, ...] = (
     *(torch.int32, torch.int32, torch.int32, torch.int32),
     *(torch.int64, torch.int32, torch.int32, torch.float32, torch.int32),
@@ -128,7 +92,7 @@ def _launch(
 ) -> Launch:
     first, ahead, steps, count = run
     num_banks, table_rows = sizes_held
-    tiles = _tiles(device, call.row_counts[0], call.token_counts[0])
+    tiles = choose_tiles(device, call.row_counts[0], call.token_counts[0])
     block, rope_block = tiles.rows, tiles.rope_rows
     rows, tokens, bits = call.row_counts[0], call.token_counts[0], _size_bits(call)
     padded, later_padded = round_up(tokens, call.tp_size), round_up(count, call.tp_size)
@@ -172,13 +136,6 @@ def _launch(
     sample: tuple[torch.dtype | int, ...] = (*POINTERS, *integers)
     launch = launcher(draft_steps_kernel, grid, device, sample, constants, tiles.warps)
     return Launch(launch, group.start, table.start, integers)
-
-
-def _tiles(device: int | None, rows: int, tokens: int) -> Tiles:
-    if device is None:
-        return OTHER_TILES
-    large = tokens >= LARGE and rows <= LARGE_CUDA_TILES.chunk * CHUNKS
-    return LARGE_CUDA_TILES if large else CUDA_TILES
 
 
 POW2_BITS, ANY_BITS = 5, 30

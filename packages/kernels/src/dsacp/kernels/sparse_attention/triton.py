@@ -6,7 +6,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dsacp.core import LayoutError
-from dsacp.kernels.covered_rows.triton import RECORDS, find_owner, plan_hit
+from dsacp.kernels.covered_rows.triton import RECORDS, find_owner, row_covered
 from dsacp.kernels.dspark_indices.triton import power_shift
 from dsacp.kernels.sparse_attention.triton_tiles import absorb_chosen, absorb_listed, absorb_paged
 
@@ -14,23 +14,6 @@ from dsacp.kernels.sparse_attention.triton_tiles import absorb_chosen, absorb_li
 MIN_TILE = 16
 WIDEST = 1 << 30
 """Window bound past any KV length, to which a position can be added in int32."""
-
-
-@triton.jit
-def _covered(
-    words, request, row, num_records,
-    RECORD_SIZE: tl.constexpr, PAIRED: tl.constexpr, READS_CORE0_START: tl.constexpr,
-    RECORD_SLOTS: tl.constexpr,
-):  # fmt: skip
-    """Return 1 where an enabled core, or both cores of a pair, take the row."""
-    core = tl.arange(0, RECORD_SLOTS)
-    hit = plan_hit(words, core, request, row, num_records, RECORD_SIZE, READS_CORE0_START)
-    if PAIRED:
-        odd = core & 1
-        covered = tl.minimum(tl.max(hit * (1 - odd), 0), tl.max(hit * odd, 0))
-    else:
-        covered = tl.max(hit, 0)
-    return covered
 
 
 @triton.jit(
@@ -71,11 +54,11 @@ def _sparse_attention_kernel(
     length = tl.load(seq_lens + request)
     position = length - (tl.load(query_start_loc + request + 1) - begin) + token - begin
     if HAS_PLAN:
-        row_covered = _covered(
+        taken = row_covered(
             words, request, token - begin, num_records, RECORD_SIZE, PAIRED, READS_CORE0_START,
             RECORD_SLOTS,
         )  # fmt: skip
-        write = write & (row_covered > 0)
+        write = write & (taken > 0)
 
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     dim = tl.arange(0, DIM)
