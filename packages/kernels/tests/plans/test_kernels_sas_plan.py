@@ -74,6 +74,17 @@ def test_ranges_follow_each_other():
         (1, 1, "plan 1 needs words 1..5 of seq_lens, which holds 4"),
         (2, 1025, "plan 1 needs words 1025..2049 of out, which holds 2048"),
         (3, 5, "plan 1 needs words 0..6 of query_start_loc, which holds 5"),
+        (4, 2, "plan 1 has kind 2, which no device plans"),
+        (5, 0, "plan 1 has num_heads 0"),
+        (6, -1, "plan 1 has family -1"),
+        (7, 0, "plan 1 has num_cores 0"),
+        (7, 37, "plan 1 has num_cores 37"),
+        (8, -1, "plan 1 has window_left -1"),
+        (9, -1, "plan 1 has window_right -1"),
+        (10, 3, "plan 1 has cmp_ratio 3"),
+        (10, 256, "plan 1 has cmp_ratio 256"),
+        (11, -1, "plan 1 has cmp_topk -1"),
+        (12, 2, "plan 1 has policy 2"),
         (13, 1, "plan 1 copies plan 1, which is not an earlier plan of its own"),
     ],
 )
@@ -86,6 +97,18 @@ def test_a_bad_row_touches_nothing(column, value, message):
     with pytest.raises(LayoutError, match=message):
         sas_plan(starts, lens, out, plan_table(rows))
     assert (out == POISON).all()
+
+
+def test_pairs_of_an_odd_core_count_are_refused():
+    row = [0, 0, 0, 4, *PAIRED, -1, 0, 0]
+    row[7] = 7
+    with pytest.raises(LayoutError, match="plan 0 has num_cores 7, which no device plans"):
+        sas_plan(
+            torch.tensor(STARTS).int(),
+            torch.tensor(LENS).int(),
+            torch.full((PLAN_WORDS,), POISON, dtype=torch.int32),
+            plan_table([row]),
+        )
 
 
 def test_copies_of_copies_are_refused():

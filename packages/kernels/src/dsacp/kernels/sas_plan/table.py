@@ -1,6 +1,7 @@
 """The ``plans`` table: one row of sixteen integers a plan."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -63,17 +64,22 @@ def _check_plan(
                 f"{tensor.numel()}: fix the offsets or the row count of the plan"
             )
     source = row[13]
-    if source < 0:
-        _check_spec(index, PlanSpec(*row[4:13]))
-    elif source >= index or table[source][13] >= 0:
+    fault = _fault(PlanSpec(*row[4:13])) if source < 0 else None
+    if fault is not None:
+        raise LayoutError(
+            f"plan {index} has {fault}, which no device plans: build rows with SasSpec.plan_row or "
+            "QliSpec.plan_row"
+        )
+    if source >= 0 and (source >= index or table[source][13] >= 0):
         raise LayoutError(
             f"plan {index} copies plan {source}, which is not an earlier plan of its own: name the "
             "first plan of equal inputs"
         )
 
 
-def _check_spec(index: int, spec: PlanSpec) -> None:
-    """Raise ``LayoutError`` for a specification that host and device would plan differently."""
+@lru_cache(maxsize=256)
+def _fault(spec: PlanSpec) -> str | None:
+    """Name the value of a specification that host and device would plan differently."""
     fits = {
         "kind": spec.kind in {0, 1},
         "num_heads": spec.num_heads >= 1,
@@ -85,12 +91,7 @@ def _check_spec(index: int, spec: PlanSpec) -> None:
         "cmp_topk": spec.cmp_topk >= 0,
         "policy": spec.policy in {0, 1},
     }
-    for name, fit in fits.items():
-        if not fit:
-            raise LayoutError(
-                f"plan {index} has {name} {getattr(spec, name)}, which no device plans: build rows "
-                "with SasSpec.plan_row or QliSpec.plan_row"
-            )
+    return next((f"{name} {getattr(spec, name)}" for name, fit in fits.items() if not fit), None)
 
 
 def check_rows(table: Sequence[Sequence[int]]) -> None:
