@@ -75,19 +75,15 @@ def compressed_slot_mapping(
     """Slot of the compressed state that each token closes, -1 for a token that closes none."""
     if dcp_world_size != 1:
         raise NotImplementedError("decode context parallelism needs vLLM's Triton kernel")
-    if out is None:
-        out = torch.empty(num_tokens, dtype=torch.int64)
+    out = torch.empty(num_tokens, dtype=torch.int64) if out is None else out
     out.fill_(-1)
-    num_reqs = block_table.shape[0]
-    starts = query_start_loc[: num_reqs + 1]
-    total = min(int(starts[-1]), num_tokens)
-    token = torch.arange(total)
+    starts = query_start_loc[: block_table.shape[0] + 1]
+    token = torch.arange(min(int(starts[-1]), num_tokens))
     req = torch.searchsorted(starts[1:].contiguous(), token.to(starts.dtype), right=True)
     position = (seq_lens[req] - starts[req + 1] + token).long()
-    closes = ((position + 1) % ratio == 0) & (slot_mapping[:total] != -1) & (position >= 0)
-    state = position.clamp(min=0) // ratio
-    slot = _slots(block_table, req, state, block_size)
-    out[:total] = torch.where(closes, slot, -1)
+    closes = ((position + 1) % ratio == 0) & (slot_mapping[: len(token)] != -1) & (position >= 0)
+    slot = _slots(block_table, req, position.clamp(min=0) // ratio, block_size)
+    out[: len(token)] = torch.where(closes, slot, -1)
     return out[:num_tokens]
 
 

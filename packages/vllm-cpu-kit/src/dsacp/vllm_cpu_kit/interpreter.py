@@ -31,6 +31,19 @@ def enable() -> None:
         )
     os.environ["TRITON_INTERPRET"] = "1"
     from triton.backends import Backend, backends
+
+    backends["cpu"] = Backend(_NoCompiler, _interpreter_driver())
+
+
+class _NoCompiler:
+    """Tells inductor, which asks every backend, that nothing can be compiled for a target."""
+
+    @staticmethod
+    def supports_target(_target: Any) -> bool:
+        return False
+
+
+def _interpreter_driver() -> type[Any]:
     from triton.backends.driver import DriverBase
 
     class InterpreterDriver(DriverBase):  # type: ignore[misc]
@@ -62,14 +75,7 @@ def enable() -> None:
         def get_benchmarker(self) -> Any:
             raise RuntimeError("interpreted kernels are not benchmarked")
 
-    class NoCompiler:
-        """Tells inductor, which asks every backend, that nothing can be compiled for a target."""
-
-        @staticmethod
-        def supports_target(_target: Any) -> bool:
-            return False
-
-    backends["cpu"] = Backend(NoCompiler, InterpreterDriver)
+    return InterpreterDriver
 
 
 def child_environment(folder: Path) -> dict[str, str]:

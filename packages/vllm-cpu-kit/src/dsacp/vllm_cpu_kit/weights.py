@@ -15,7 +15,8 @@ from torch import Tensor, nn
 LOAD_FORMAT = "dsacp_seeded"
 NOISE_VARIABLE = "DSACP_KIT_NOISE"
 DEFAULT_NOISE = 0.02
-"""Scale of everything that blurs the drafter's view of the target (drafts agree about 60 %)."""
+"""Scale of everything that blurs the drafter's view of the target (60 to 75 % of first drafts
+are accepted, by prompt)."""
 
 _HEAD = "lm_head.weight"
 

@@ -82,8 +82,18 @@ class WindowBank:
         replay_start: Tensor,
     ) -> LocalWindow:
         """Compute the rank's rows in place; every launch is safe inside a capture."""
+        local = self._rows(group, shard, num_reqs)
+        torch.ge(self.slots[shard.start : shard.end], 0, out=local.valid)
+        if num_reqs:
+            count = shard.per_rank
+            kernels.token_to_req(local.query_start_loc, self.token_to_req, count, count)
+            table = group.block_table[:num_reqs]
+            _launch(kernels, local, self.window, table, block_size, replay_start)
+        return local
+
+    def _rows(self, group: GroupMetadata, shard: TokenShard, num_reqs: int) -> LocalWindow:
         count = shard.per_rank
-        local = LocalWindow(
+        return LocalWindow(
             shard=shard,
             # padded requests have no row in the host's block table
             query_start_loc=group.local_query_start_loc[: num_reqs + 1],
@@ -93,25 +103,21 @@ class WindowBank:
             indices=self.indices[:count],
             lens=self.lens[:count],
         )
-        torch.ge(self.slots[shard.start : shard.end], 0, out=local.valid)
-        if not num_reqs:
-            return local
-        kernels.token_to_req(local.query_start_loc, self.token_to_req, count, count)
-        kernels.indices_and_lens(
-            local.indices,
-            local.lens,
-            self.window,
-            self.window,
-            local.lens,
-            local.lens,
-            local.query_start_loc,
-            local.seq_lens,
-            local.token_to_req,
-            local.valid,
-            group.block_table[:num_reqs],
-            block_size,
-            replay_start,
-            num_tokens=count,
-            token_offset=0,
-        )
-        return local
+
+
+def _launch(
+    kernels: WindowKernels,
+    local: LocalWindow,
+    window: int,
+    table: Tensor,
+    block_size: int,
+    replay_start: Tensor,
+) -> None:
+    visible = local.lens  # image spans, which text has none of
+    kernels.indices_and_lens(
+        *(local.indices, local.lens, window, window, visible, visible),
+        *(local.query_start_loc, local.seq_lens, local.token_to_req, local.valid),
+        *(table, block_size, replay_start),
+        num_tokens=local.shard.per_rank,
+        token_offset=0,
+    )

@@ -57,20 +57,22 @@ def flash_mla_with_kvcache_cpu(
     """
     for first in range(0, q.shape[0], _TOKENS_AT_ONCE):
         part = slice(first, first + _TOKENS_AT_ONCE)
-        near, near_ok = _gather(window_cache, window_slots[part], window_block)
-        keys, valid = near, near_ok
+        keys, valid = _gather(window_cache, window_slots[part], window_block)
         if other_slots.shape[1]:
             far, far_ok = _gather(other_cache, other_slots[part], other_block)
-            keys, valid = torch.cat((near, far), 1), torch.cat((near_ok, far_ok), 1)
-        keys = keys.double()
-        scores = torch.einsum("thd,tkd->thk", q[part].double(), keys) * scale
-        scores = scores.masked_fill(~valid.unsqueeze(1), float("-inf"))
-        logits = torch.cat(
-            (scores, sink[: q.shape[1]].double().expand(len(keys), -1).unsqueeze(-1)), -1
-        )
-        weights = torch.softmax(logits, dim=-1)[..., :-1]
-        weights = torch.where(valid.any(-1)[:, None, None], weights, torch.zeros(()).double())
-        out[part, : q.shape[1]] = torch.einsum("thk,tkd->thd", weights, keys).to(out.dtype)
+            keys, valid = torch.cat((keys, far), 1), torch.cat((valid, far_ok), 1)
+        out[part, : q.shape[1]] = _attend(q[part], keys, valid, sink, scale).to(out.dtype)
+
+
+def _attend(q: Tensor, keys: Tensor, valid: Tensor, sink: Tensor, scale: float) -> Tensor:
+    """Softmax of [T, H, D] queries over their [T, K, D] keys and a sink; float64 [T, H, D]."""
+    keys = keys.double()
+    scores = torch.einsum("thd,tkd->thk", q.double(), keys) * scale
+    scores = scores.masked_fill(~valid.unsqueeze(1), float("-inf"))
+    sinks = sink[: q.shape[1]].double().expand(len(keys), -1).unsqueeze(-1)
+    weights = torch.softmax(torch.cat((scores, sinks), -1), dim=-1)[..., :-1]
+    weights = torch.where(valid.any(-1)[:, None, None], weights, torch.zeros(()).double())
+    return torch.einsum("thk,tkd->thd", weights, keys)
 
 
 def inverse_gptj_rope_o_proj_cpu(

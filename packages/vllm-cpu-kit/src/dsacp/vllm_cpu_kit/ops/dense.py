@@ -10,8 +10,12 @@ def convert_weight_packed(weight: Tensor) -> Tensor:
     return weight.clone()
 
 
-def bmm_cpu(out: Tensor, a: Tensor, b: Tensor, _packed: bool, _scale: Tensor | None) -> None:
-    """out[g] = a[g] @ b[g]^T, summed in float32."""
+def bmm_cpu(out: Tensor, a: Tensor, b: Tensor, _packed: bool, scale: Tensor | None) -> None:
+    """out[g] = a[g] @ b[g]^T, summed in float32; refuses scaled weights."""
+    if scale is not None:
+        raise NotImplementedError(
+            "expected no weight scale, found one: the CPU kit has bfloat16 only"
+        )
     out.copy_(torch.bmm(a.float(), b.float().transpose(1, 2)).to(out.dtype))
 
 
@@ -55,6 +59,14 @@ def hc_head_fused_cpu(
     return (gate.unsqueeze(-1) * x.float()).sum(1).to(x.dtype)
 
 
+def _check_routing(scoring: str, shared: int, renormalize: bool) -> None:
+    if (scoring, shared, renormalize) != ("sqrtsoftplus", 0, True):
+        raise NotImplementedError(
+            "expected routing by sqrtsoftplus, no fused shared experts and renormalize=True, found "
+            f"{scoring!r}, {shared} shared experts and {renormalize}: the CPU kit has no other"
+        )
+
+
 def _routing(scores: Tensor, ids: Tensor, factor: float) -> tuple[Tensor, Tensor]:
     picked = scores.gather(1, ids)
     weights = picked / picked.sum(-1, keepdim=True) * factor
@@ -66,13 +78,19 @@ def biased_topk_cpu(
     gate: Tensor,
     bias: Tensor,
     topk: int,
-    _renormalize: bool,
-    _scoring: str,
-    _shared: int,
+    renormalize: bool,
+    scoring: str,
+    shared: int,
     factor: float | None,
-    _apply_factor: bool,
+    apply_factor: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Pick experts by biased score, weigh them by the unbiased one (sqrt of softplus)."""
+    """Pick experts by biased score, weigh them by the unbiased one (sqrt of softplus).
+
+    Raises:
+        NotImplementedError: another scoring, fused shared experts, or weights as they are.
+    """
+    _check_routing(scoring, shared, renormalize)
+    factor = factor if apply_factor else None
     scores = softplus(gate.float()).sqrt()
     return _routing(scores, torch.topk(scores + bias, topk, dim=-1).indices, factor or 1.0)
 
@@ -81,10 +99,15 @@ def hash_topk_cpu(
     gate: Tensor,
     table: Tensor,
     _topk: int,
-    _scoring: str,
-    _shared: int,
+    scoring: str,
+    shared: int,
     _experts: int,
     factor: float,
 ) -> tuple[Tensor, Tensor]:
-    """Experts of a hash-routed layer come from the token table; only their weights are scored."""
+    """Experts of a hash-routed layer come from the token table; only their weights are scored.
+
+    Raises:
+        NotImplementedError: another scoring, or fused shared experts.
+    """
+    _check_routing(scoring, shared, renormalize=True)
     return _routing(softplus(gate.float()).sqrt(), table.long(), factor or 1.0)
