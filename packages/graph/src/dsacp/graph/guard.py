@@ -5,11 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from torch import Tensor
 
-from dsacp.core import (
-    BufferRegion,
-    LayoutError,
-    check_disjoint,
-)
+from dsacp.core import BufferRegion, LayoutError, check_disjoint
 from dsacp.graph.alias import check_isolated, check_ownership, short_group
 from dsacp.graph.arenas import GuardedArenas
 from dsacp.graph.values import check_fresh, check_padding
