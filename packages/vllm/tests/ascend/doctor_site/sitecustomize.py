@@ -5,6 +5,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from ascend_double import install
+from ascend_double.runner_v2 import modules
 
-install()
+modules()
