@@ -11,7 +11,7 @@ import torch
 from dsacp.vllm.ascend import register_ascend
 from dsacp.vllm.ascend.imports import when_imported
 from dsacp.vllm.ascend.plans import HostLengths, PlanOwner
-from dsacp.vllm.ascend.plugin import add_graph_params
+from dsacp.vllm.ascend.replay import replay_of
 from dsacp.vllm.ascend.settings import group_blocker, switched_off
 from dsacp.vllm.ascend.shapes import first_shape, later_shape, make_capacity
 
@@ -75,8 +75,8 @@ def test_no_op_is_added_only_where_it_is_missing() -> None:
     class Lacks:
         pass
 
-    add_graph_params(Has)
-    add_graph_params(Lacks)
+    for impl in (Has, Lacks):
+        replay_of(impl).serve()
     assert Has.update_graph_params() == "own"
     lacks: Any = Lacks
     assert lacks.update_graph_params("stream", 1, key=2) is None

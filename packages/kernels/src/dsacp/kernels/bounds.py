@@ -1,11 +1,12 @@
 """Whether what a layout names lies inside its storage."""
 
 from collections.abc import Sequence
+from itertools import count
 
-import torch
 from torch import Tensor
 
 from dsacp.core import CapacityError
+from dsacp.kernels.eager import is_watched
 from dsacp.kernels.fields import DRAFT_FIELDS, field_length
 
 Counts = Sequence[int]
@@ -16,12 +17,13 @@ def check_fields(
 ) -> None:
     """Check the fields of steps from ``first_step`` on, where ``layout`` lies on the host.
 
-    A layout on a device is not read: that would wait for the device.
+    A layout on a device is not read: that would wait for the device. Under capture none is: the
+    eager run before it has checked, and watchers of host syncs object to every read.
 
     Raises:
         CapacityError: a field ends past ``arena``.
     """
-    if layout.device.type == "cpu":
+    if layout.device.type == "cpu" and not is_watched():
         sizes = [
             [field_length(field, rows, tokens) for field in DRAFT_FIELDS]
             for rows, tokens in zip(row_counts, padded_tokens, strict=True)
@@ -41,7 +43,7 @@ def check_rope_rows(
     Raises:
         CapacityError: rows end past ``rope_bank``.
     """
-    if rope_layout.device.type == "cpu":
+    if rope_layout.device.type == "cpu" and not is_watched():
         for table, width in enumerate(widths):
             sizes = [[tokens * width] * 2 for tokens in padded_tokens]
             _check("rope_layout", rope_bank, rope_layout[table : table + 1], first_step, sizes)
@@ -50,13 +52,14 @@ def check_rope_rows(
 def _check(
     name: str, storage: Tensor, layout: Tensor, first_step: int, sizes: list[list[int]]
 ) -> None:
-    begins = layout[:, first_step : first_step + len(sizes)].to(torch.int64)
-    ends = begins + torch.tensor(sizes, dtype=torch.int64)
-    wrong = ((begins >= 0) & (ends > storage.numel())).nonzero()
-    if len(wrong):
-        at = tuple(wrong[0].tolist())
-        raise CapacityError(
-            f"expected every field of {name} to end inside its storage of {storage.numel()} words, "
-            f"found words [{int(begins[at])}, {int(ends[at])}) of field {at[2]} in step "
-            f"{first_step + at[1]}: build the bank for this many rows and tokens"
-        )
+    for steps in layout.tolist():
+        for step, offsets, counts in zip(
+            count(first_step), steps[first_step:], sizes, strict=False
+        ):
+            for field, (begin, size) in enumerate(zip(offsets, counts, strict=True)):
+                if begin >= 0 and begin + size > storage.numel():
+                    raise CapacityError(
+                        f"expected every field of {name} to end inside its storage of "
+                        f"{storage.numel()} words, found words [{begin}, {begin + size}) of field "
+                        f"{field} in step {step}: build the bank for this many rows and tokens"
+                    )
