@@ -18,7 +18,6 @@ from dsacp.core import (
     round_up,
 )
 
-
 DEVICES = ("a2", "a5")
 MOST_QUERIES = 16
 """Queries of a request that vllm-ascend's builder asserts, K+1 of them drafts."""
