@@ -74,7 +74,9 @@ def integration(session: nox.Session) -> None:
 def matrix(session: nox.Session, torch: str) -> None:
     """All tests on other Pythons and torches (downloads gigabytes)."""
     support.install(session, *support.PACKAGES, groups=["test"], torch=torch)
-    support.pytest(session, "packages", "tests", "tools")
+    # torch brings a Triton of its own, and the interpreter of 3.9 refuses masks that others take
+    ignored = "--ignore=packages/kernels/tests/triton"
+    support.pytest(session, "packages", "tests", "tools", ignored)
 
 
 @nox.session(python=PYTHON, tags=["slow"])
