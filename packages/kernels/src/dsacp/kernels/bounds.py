@@ -23,7 +23,7 @@ def check_fields(
     Raises:
         CapacityError: a field ends past ``arena``.
     """
-    if layout.device.type == "cpu" and not is_watched():
+    if _is_readable(layout):
         sizes = [
             [field_length(field, rows, tokens) for field in DRAFT_FIELDS]
             for rows, tokens in zip(row_counts, padded_tokens, strict=True)
@@ -43,10 +43,14 @@ def check_rope_rows(
     Raises:
         CapacityError: rows end past ``rope_bank``.
     """
-    if rope_layout.device.type == "cpu" and not is_watched():
+    if _is_readable(rope_layout):
         for table, width in enumerate(widths):
             sizes = [[tokens * width] * 2 for tokens in padded_tokens]
             _check("rope_layout", rope_bank, rope_layout[table : table + 1], first_step, sizes)
+
+
+def _is_readable(layout: Tensor) -> bool:
+    return layout.device.type == "cpu" and not is_watched()
 
 
 def _check(

@@ -5,7 +5,7 @@ import triton.language as tl
 
 from dsacp.kernels.draft_steps.triton_locate import first_rows, first_tokens, given_rows, later_rows
 from dsacp.kernels.local_metadata.triton import clip, visible_length
-from dsacp.kernels.rope_gather.triton import as_floats, copy_pairs, load_rows, store_rows
+from dsacp.kernels.rope_gather.triton import as_floats, copy_pair, copy_pairs
 from dsacp.kernels.slot_mapping.triton import find_slots
 
 
@@ -190,7 +190,16 @@ def table_block(
             cos, sin, cos_to, sin_to, position, token, has_cos, has_sin, ROTARY, BLOCK_ROTARY
         )
     else:
-        cos_rows = load_rows(as_floats(cos), position, has_cos, ROTARY, BLOCK_ROTARY)
-        sin_rows = load_rows(as_floats(sin), position, has_sin, ROTARY, BLOCK_ROTARY)
-        store_rows(cos_out, token, cos_rows, has_cos, ROTARY, BLOCK_ROTARY)
-        store_rows(sin_out, token, sin_rows, has_sin, ROTARY, BLOCK_ROTARY)
+        cos_from, sin_from = as_floats(cos), as_floats(sin)
+        copy_pair(
+            cos_from,
+            sin_from,
+            cos_out,
+            sin_out,
+            position,
+            token,
+            has_cos,
+            has_sin,
+            ROTARY,
+            BLOCK_ROTARY,
+        )

@@ -35,7 +35,7 @@ def _as_aligned_floats(address):
 
 
 @triton.jit
-def _copy_pair(
+def copy_pair(
     cos,
     sin,
     cos_out,
@@ -47,6 +47,7 @@ def _copy_pair(
     ROTARY: tl.constexpr,
     BLOCK_ROTARY: tl.constexpr,
 ):
+    """Copy rows of a cos and a sin table, both loaded before either is stored."""
     cos_rows = load_rows(cos, position, has_cos, ROTARY, BLOCK_ROTARY)
     sin_rows = load_rows(sin, position, has_sin, ROTARY, BLOCK_ROTARY)
     store_rows(cos_out, row, cos_rows, has_cos, ROTARY, BLOCK_ROTARY)
@@ -71,7 +72,7 @@ def copy_pairs(
     The casts stand in the branches: what is said of a pointer's alignment holds wherever it goes.
     """
     if ((cos | sin | cos_out | sin_out) & 15) == 0:
-        _copy_pair(
+        copy_pair(
             _as_aligned_floats(cos),
             _as_aligned_floats(sin),
             _as_aligned_floats(cos_out),
@@ -84,7 +85,7 @@ def copy_pairs(
             BLOCK_ROTARY,
         )
     else:
-        _copy_pair(
+        copy_pair(
             as_floats(cos),
             as_floats(sin),
             as_floats(cos_out),
@@ -115,10 +116,7 @@ def _rope_gather_kernel(
     mask = token < count
     position = tl.load(positions + token, mask=mask, other=0)
     position = tl.minimum(tl.maximum(position, 0), length - 1)
-    cos_rows = load_rows(cos, position, mask, ROTARY, BLOCK_ROTARY)
-    sin_rows = load_rows(sin, position, mask, ROTARY, BLOCK_ROTARY)
-    store_rows(out_cos, token, cos_rows, mask, ROTARY, BLOCK_ROTARY)
-    store_rows(out_sin, token, sin_rows, mask, ROTARY, BLOCK_ROTARY)
+    copy_pair(cos, sin, out_cos, out_sin, position, token, mask, mask, ROTARY, BLOCK_ROTARY)
 
 
 def rope_gather(
