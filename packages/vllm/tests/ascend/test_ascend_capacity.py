@@ -87,12 +87,12 @@ def test_the_first_use_lies_before_any_capture() -> None:
 def test_a_device_is_asked_whether_it_captures(
     capturing: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dsacp.vllm.ascend.roles import records
+    from dsacp.graph import is_recording
 
     monkeypatch.setattr(torch.npu, "is_current_stream_capturing", lambda: capturing, raising=False)
-    assert records(torch.device("meta")) is False
+    assert is_recording(torch.device("meta")) is False
     monkeypatch.setattr(torch, "meta", torch.npu, raising=False)
-    assert records(torch.device("meta")) is capturing
+    assert is_recording(torch.device("meta")) is capturing
 
 
 @pytest.mark.parametrize("index", [-1, 0, 4, 7])

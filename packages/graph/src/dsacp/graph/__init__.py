@@ -6,6 +6,7 @@ from dsacp.graph.capture import Graph, capture
 from dsacp.graph.guard import GraphGuard
 from dsacp.graph.jit import no_jit_compile
 from dsacp.graph.launches import LaunchCounter
+from dsacp.graph.recording import is_recording
 from dsacp.graph.sync import no_host_sync
 from dsacp.graph.tape import CpuTape
 from dsacp.graph.walk import Found, tensors_of, walk
@@ -24,6 +25,7 @@ __all__ = [
     "StreamBackend",
     "capture",
     "check_isolated",
+    "is_recording",
     "make_backend",
     "no_host_sync",
     "no_jit_compile",

@@ -8,11 +8,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dsacp.core import DsacpError
 from dsacp.drafting_cache import DraftMetadataBuilder, StepMetadata
-from dsacp.graph import GraphGuard, check_isolated, tensors_of
+from dsacp.graph import GraphGuard, check_isolated, is_recording, tensors_of
 
 REPORT_VARIABLE = "DSACP_REPORT"
 GUARD_VARIABLE = "DSACP_GUARD"
@@ -65,7 +63,7 @@ class Reporter:
     def built(self, hook: str, bank: int, metadata: Any, step: StepMetadata) -> None:
         """Note one build."""
         self.calls[f"{hook}[{bank}]"] += 1
-        if self._guard is not None and not records(self._device):
+        if self._guard is not None and not is_recording(self._device):
             self._check(self._guard, bank, metadata, step)
         if self._folder is not None:
             self._write(self._folder)
@@ -141,12 +139,6 @@ _OURS = (
     "prefill_swa_lens", "local",
 )  # fmt: skip
 """Fields that layers read and that must stay where they are."""
-
-
-def records(device: torch.device) -> bool:
-    """Return whether an accelerator's stream is being captured, where nothing may wait for it."""
-    ask = getattr(getattr(torch, device.type, None), "is_current_stream_capturing", None)
-    return bool(ask()) if ask is not None else False
 
 
 def addresses(metadata: Any) -> dict[str, int]:

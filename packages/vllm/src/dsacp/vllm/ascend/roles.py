@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dsacp.core import BufferRegion, CapacityError, DraftCapacity, round_up
-from dsacp.graph.tape import recording
+from dsacp.graph import is_recording
 from dsacp.kernels import dspark_index_width
 from dsacp.vllm.ascend.banks import Bank, BankSize, RopeTables
 from dsacp.vllm.ascend.shapes import Shape
@@ -116,7 +116,7 @@ class Banks:
             self._made[role] = bank
         if bank.size.holds(shape.rows, shape.shard.padded):
             return bank
-        if capturing or records(self._device):
+        if capturing or is_recording(self._device):
             raise CapacityError(
                 f"a captured step of {self._name} needs {shape.rows} requests and "
                 f"{shape.shard.padded} tokens, bank {role} holds {bank.size.rows} and "
@@ -143,7 +143,7 @@ class Banks:
         return tuple(storage for bank in self._made.values() for storage in bank.storages())
 
     def _make(self, role: int, size: BankSize, tables: RopeTables) -> Bank:
-        if records(self._device):
+        if is_recording(self._device):
             raise CapacityError(
                 f"expected bank {role} of {self._name} to be there before a graph is captured, "
                 "found its first use inside one, whose memory would then hold it: warm up first"
@@ -185,12 +185,3 @@ def eager_tokens(capacity: DraftCapacity, tokens: int) -> int:
     """Return the token rows of an eager bank: the next power of two, at most the whole budget."""
     wanted = min(1 << (tokens - 1).bit_length(), max(tokens, capacity.max_tokens))
     return round_up(wanted, capacity.tp_size)
-
-
-def records(device: torch.device) -> bool:
-    """Return whether a graph is being captured here, as far as the device's library says."""
-    if device.type == "cpu":
-        return recording()
-    library = getattr(torch, device.type, None)
-    ask = getattr(library, "is_current_stream_capturing", None)
-    return bool(ask()) if ask is not None else False
