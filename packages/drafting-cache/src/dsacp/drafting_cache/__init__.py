@@ -1,6 +1,7 @@
 """Address-stable draft metadata for DSA context parallelism: arenas, cross-group cache, builder."""
 
 from dsacp.drafting_cache.arena import Arena, ArenaPlan, FieldKey, FieldPlan, plan_arena
+from dsacp.drafting_cache.buffers import storage_bytes
 from dsacp.drafting_cache.builder import DraftMetadataBuilder
 from dsacp.drafting_cache.config import BuilderConfig, Overflow, Padding
 from dsacp.drafting_cache.types import (
@@ -26,4 +27,5 @@ __all__ = [
     "Padding",
     "StepMetadata",
     "plan_arena",
+    "storage_bytes",
 ]

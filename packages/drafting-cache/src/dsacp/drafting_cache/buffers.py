@@ -95,6 +95,23 @@ def allocate(
     )
 
 
+def storage_bytes(
+    capacity: DraftCapacity,
+    groups: Sequence[GroupSpec],
+    registry: RopeRegistry,
+    num_steps: int,
+    guard_words: int = 16,
+) -> int:
+    """Return the bytes of a builder's storages, from the code that allocates, on the meta device.
+
+    Raises:
+        LayoutError: as a builder of these values would.
+    """
+    meta = torch.device("meta")
+    buffers = allocate(capacity, groups, registry, num_steps, meta, guard_words)
+    return sum(storage.nbytes for storage in buffers.storages())
+
+
 def _word_fields(
     capacity: DraftCapacity, group: GroupSpec, step: int
 ) -> Iterator[tuple[FieldKey, int]]:

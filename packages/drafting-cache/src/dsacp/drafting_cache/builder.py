@@ -149,7 +149,7 @@ class DraftMetadataBuilder:
             CapacityError: the batch is larger than the bucket was captured for.
         """
         session = self._active()
-        session.stage(batch, self._shapes.all(batch, num_steps))
+        session.stage(batch, self._shapes.all(batch, num_steps), 0)
 
     def refresh(self, bucket: int, num_steps: int | None = None) -> tuple[StepMetadata, ...]:
         """Recompute all steps of a bucket from bound and staged inputs; safe inside a capture.

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from dsacp.core import CapacityError, DraftCapacity, LayoutError, round_up
 from dsacp.drafting_cache.types import DraftBatch
 
@@ -104,8 +106,11 @@ def _check(capacity: DraftCapacity, batch: DraftBatch, geometry: StepGeometry, s
             f"expected query_start_loc of at least {batch.num_reqs + 1} entries, found "
             f"{batch.query_start_loc.numel()}"
         )
-    if batch.seq_lens.numel() < batch.num_reqs:
-        raise LayoutError(
-            f"expected seq_lens of at least {batch.num_reqs} entries, found "
-            f"{batch.seq_lens.numel()}"
-        )
+    _check_entries("seq_lens", batch.seq_lens, batch.num_reqs)
+    if batch.num_rejected is not None:
+        _check_entries("num_rejected", batch.num_rejected, batch.num_reqs)
+
+
+def _check_entries(name: str, tensor: Tensor, count: int) -> None:
+    if tensor.numel() < count:
+        raise LayoutError(f"expected {name} of at least {count} entries, found {tensor.numel()}")

@@ -88,10 +88,8 @@ class Session:
         self, batch: DraftBatch, geometries: Geometries, first: int
     ) -> tuple[StepMetadata, ...]:
         """Check everything, then stage and compute consecutive steps; return their views."""
-        self._need_bound()
-        check_batch(batch, self._rows, self.config.device)
         prepared = self._shape(geometries, first)
-        self._stage(batch, geometries, first)
+        self.stage(batch, geometries, first)
         return self._launch(prepared, first)
 
     @property
@@ -100,26 +98,11 @@ class Session:
         self._need_bound()
         return self._rows
 
-    def stage(self, batch: DraftBatch, geometries: Geometries) -> None:
-        """Check a batch and bring it to the addresses that a captured refresh reads."""
-        self._need_bound()
-        check_batch(batch, self._rows, self.config.device)
-        self._stage(batch, geometries, 0)
-
-    def refresh(self, geometries: Geometries) -> tuple[StepMetadata, ...]:
-        """Compute steps from bound and staged inputs, keeping what a captured graph reads."""
-        prepared = self._kept.get((geometries, 0))
-        if prepared is None:
-            prepared = self._kept[geometries, 0] = self._prepared(geometries, 0)
-        return self._launch(prepared, 0)
-
-    def _shape(self, geometries: Geometries, first: int) -> Prepared:
-        return self._kept.get((geometries, first)) or self._prepared(geometries, first)
-
-    def _stage(self, batch: DraftBatch, geometries: Geometries, first: int) -> None:
-        """Clean tails of larger batches and copy moving inputs in one launch."""
+    def stage(self, batch: DraftBatch, geometries: Geometries, first: int) -> None:
+        """Check a batch, clean tails of larger ones and copy moving inputs in one launch."""
         tables, inputs, _ = self._need_bound()
         config = self.config
+        check_batch(batch, self._rows, config.device)
         wanted = self._wanted(batch.num_reqs, batch.num_tokens, geometries)
         if not self._extents.match(wanted, first):
             tails = self._extents.tails(wanted, first)
@@ -140,6 +123,14 @@ class Session:
             self.buffers.staging_block,
             config.capacity.max_reqs,
         )
+
+    def refresh(self, geometries: Geometries) -> tuple[StepMetadata, ...]:
+        """Compute steps from bound and staged inputs, keeping what a captured graph reads."""
+        prepared = self._kept[geometries, 0] = self._shape(geometries, 0)
+        return self._launch(prepared, 0)
+
+    def _shape(self, geometries: Geometries, first: int) -> Prepared:
+        return self._kept.get((geometries, first)) or self._prepared(geometries, first)
 
     def _launch(self, prepared: Prepared, first: int) -> tuple[StepMetadata, ...]:
         prepared.fields()

@@ -2,7 +2,7 @@
 
 from functools import lru_cache, partial
 
-from dsacp.core import CapacityError, LayoutError
+from dsacp.core import CapacityError
 from dsacp.drafting_cache.config import BuilderConfig
 from dsacp.drafting_cache.geometry import (
     Geometries,
@@ -37,11 +37,6 @@ class Shapes:
     def all(self, batch: DraftBatch, num_steps: int | None) -> Geometries:
         """Return the shapes of steps 0..num_steps-1 of step 0's batch."""
         count = self._count(num_steps)
-        if batch.num_rejected is not None and batch.num_rejected.numel() < batch.num_reqs:
-            raise LayoutError(
-                f"expected num_rejected of at least {batch.num_reqs} entries, found "
-                f"{batch.num_rejected.numel()}"
-            )
         first = self.one(batch, 0)
         if batch.bucket is not None:
             return self._bucket(batch.bucket, count)

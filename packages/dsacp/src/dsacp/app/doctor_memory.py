@@ -5,20 +5,15 @@ import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
-
 from dsacp.app.doctor_host import Finding
 from dsacp.core import DraftCapacity
-from dsacp.drafting_cache import GroupSpec
-from dsacp.drafting_cache.buffers import allocate
+from dsacp.drafting_cache import GroupSpec, storage_bytes
 from dsacp.rope_proxy import RopeConfig, RopeRegistry
 from dsacp.sas_metadata import SasSpec
 
 BLOCK_SIZE = 128
 ROTARY_DIM = 64
 WINDOW = 128
-GUARD_WORDS = 16
-"""Between fields, as the builders have it by default."""
 
 
 def memory_findings(
@@ -90,9 +85,7 @@ def builder_bytes(capacity: DraftCapacity, model: Mapping[str, Any]) -> int:
     for index in range(_configs(model)):
         rope.register(f"layer.{index}", RopeConfig(_rotary_dim(model), 1, 10000.0 + index))
     group = GroupSpec("window", BLOCK_SIZE, sas=SasSpec(num_heads=64))
-    steps = capacity.num_draft_tokens
-    buffers = allocate(capacity, [group], rope, steps, torch.device("meta"), GUARD_WORDS)
-    return sum(storage.nbytes for storage in buffers.storages())
+    return storage_bytes(capacity, [group], rope, capacity.num_draft_tokens)
 
 
 def _configs(model: Mapping[str, Any]) -> int:

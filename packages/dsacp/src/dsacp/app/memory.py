@@ -1,10 +1,9 @@
 """What a replay would allocate, known before it does."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
-from torch import Tensor
 
 from dsacp.app.groups import AttentionShape, GroupPlan, kv_groups
 from dsacp.app.model.caches import draft_caches, target_caches
@@ -13,7 +12,7 @@ from dsacp.app.scheduling import KvGroup
 from dsacp.app.settings import Limits, ReplayConfig, SettingsError
 from dsacp.app.trace import TraceRequest
 from dsacp.core import DraftCapacity
-from dsacp.drafting_cache.buffers import allocate
+from dsacp.drafting_cache import storage_bytes
 from dsacp.graph import tensors_of
 
 EXECUTORS = 2
@@ -74,10 +73,9 @@ def needed_bytes(
 
 
 def _buffers(capacity: DraftCapacity, plan: GroupPlan) -> int:
-    target = allocate(capacity, plan.target_groups, plan.target_rope, 1, META, 0)
+    target = storage_bytes(capacity, plan.target_groups, plan.target_rope, 1, 0)
     steps = capacity.num_draft_tokens
-    draft = allocate(capacity, plan.draft_groups, plan.draft_rope, steps, META, 0)
-    return _nbytes((*target.storages(), *draft.storages()))
+    return target + storage_bytes(capacity, plan.draft_groups, plan.draft_rope, steps, 0)
 
 
 def _caches(model: ModelConfig, pools: Sequence[KvGroup]) -> int:
@@ -86,11 +84,7 @@ def _caches(model: ModelConfig, pools: Sequence[KvGroup]) -> int:
         target_caches(model, blocks, torch.float64, META),
         draft_caches(model, blocks, torch.float64, META),
     )
-    return _nbytes(tensor for _, tensor in tensors_of(caches))
-
-
-def _nbytes(tensors: Sequence[Tensor] | Iterator[Tensor]) -> int:
-    return sum(tensor.nbytes for tensor in tensors)
+    return sum(tensor.nbytes for _, tensor in tensors_of(caches))
 
 
 def _present(device: str) -> int | None:
