@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dsacp.app.cli_common import BAD_INPUT, DEFAULTS, numbers, stop
+from dsacp.app.cli_common import BAD_INPUT, DEFAULTS, DraftTokens, Layout, Ranks, numbers, stop
 from dsacp.app.settings import ReplayConfig
 from dsacp.core import DsacpError
 
@@ -15,13 +15,9 @@ def bench(
     capture_sizes: Annotated[
         str, typer.Option(help="Buckets to measure, in tokens; rounded up to lcm(K+1, tp).")
     ] = "4,16,64",
-    draft_tokens: Annotated[
-        int, typer.Option(help="K, draft tokens a step.")
-    ] = DEFAULTS.draft_tokens,
-    tp: Annotated[int, typer.Option(help="Ranks that share the tokens.")] = DEFAULTS.tp,
-    layout: Annotated[
-        str, typer.Option(help="Rows of later draft steps in a bucket: requests or tokens.")
-    ] = DEFAULTS.layout,
+    draft_tokens: DraftTokens = DEFAULTS.draft_tokens,
+    tp: Ranks = DEFAULTS.tp,
+    layout: Layout = DEFAULTS.layout,
     device: Annotated[
         str, typer.Option(help="cpu (launches and ratios only) or cuda.")
     ] = DEFAULTS.device,

@@ -2,7 +2,7 @@
 
 import importlib
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,6 +12,12 @@ from dsacp.core import INT32_MAX, DsacpError, LayoutError
 DEFAULTS = ReplayConfig()
 FAILED, BAD_INPUT, DEFECT = 1, 2, 3
 """Something differs; arguments or files are at fault; dsacp itself is."""
+
+DraftTokens = Annotated[int, typer.Option(help="K, draft tokens a step.")]
+Ranks = Annotated[int, typer.Option(help="Ranks that share the tokens.")]
+Layout = Annotated[
+    str, typer.Option(help="Rows of later draft steps in a bucket: requests or tokens.")
+]
 
 
 def numbers(text: str | None, name: str) -> tuple[int, ...] | None:

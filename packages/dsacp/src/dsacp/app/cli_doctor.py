@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from dsacp.app.cli_common import BAD_INPUT, DEFAULTS, numbers, stop
+from dsacp.app.cli_common import BAD_INPUT, DEFAULTS, DraftTokens, Ranks, numbers, stop
 from dsacp.core import DsacpError, LayoutError
 
 
@@ -15,10 +15,8 @@ def doctor(
         int | None, typer.Option(help="Requests of one step; given, the configuration is checked.")
     ] = None,
     max_num_batched_tokens: Annotated[int, typer.Option(help="Tokens of one step.")] = 8192,
-    draft_tokens: Annotated[
-        int, typer.Option(help="K, draft tokens a step.")
-    ] = DEFAULTS.draft_tokens,
-    tp: Annotated[int, typer.Option(help="Ranks that share the tokens.")] = DEFAULTS.tp,
+    draft_tokens: DraftTokens = DEFAULTS.draft_tokens,
+    tp: Ranks = DEFAULTS.tp,
     capture_sizes: Annotated[
         str | None, typer.Option(help="Captured token counts as the engine is told, e.g. 8,16.")
     ] = None,

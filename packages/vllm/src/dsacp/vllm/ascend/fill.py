@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from dsacp.core import LayoutError, round_up
+from dsacp.core import LayoutError
 from dsacp.kernels import dspark_indices, local_metadata, rope_gather, stage_inputs
 from dsacp.vllm.ascend.banks import Bank
 from dsacp.vllm.ascend.shapes import Shape
@@ -110,8 +110,7 @@ def fill_dspark(
     bank: Bank, shape: Shape, table: Tensor, window: int, drafts: int, block_size: int
 ) -> Tensor:
     """Compute DSpark's visible slots of every token and return this rank's, [per_rank, 1, W]."""
-    padded = round_up(shape.tokens, shape.shard.tp_size)
-    out = bank.dspark[:padded]
+    out = bank.dspark[: shape.shard.padded]
     dspark_indices(
         staged_starts(bank)[: shape.rows + 1],
         staged_lengths(bank)[: shape.rows],
