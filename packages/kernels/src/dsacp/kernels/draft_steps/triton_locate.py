@@ -21,8 +21,11 @@ def _find_requests(query_start_loc, token, first, last, real, rows, CHUNK: tl.co
     high = 0
     if rows > CHUNK:
         # The tokens of a block are neighbours: their requests lie in a few chunks.
-        end = (tl.arange(0, SAMPLES) + 1) * CHUNK
-        ends = tl.load(query_start_loc + end, mask=end <= real, other=NEVER)
+        sample = tl.arange(0, SAMPLES)
+        # A mask of scaled lanes would be dropped on Ascend, and every sample read.
+        ends = tl.load(
+            query_start_loc + CHUNK + sample * CHUNK, mask=sample < real // CHUNK, other=NEVER
+        )
         low = tl.sum((ends <= first).to(tl.int32), axis=0)
         high = tl.sum((ends <= last).to(tl.int32), axis=0)
     found = tl.zeros_like(token) + low * CHUNK
@@ -70,9 +73,11 @@ def first_tokens(
     last = first + BLOCK - 1
     request = _find_requests(query_start_loc, token, first, last, real, rows, CHUNK)
     owned = request < real
-    begin = tl.load(query_start_loc + request, mask=owned, other=0)
-    end = tl.load(query_start_loc + 1 + request, mask=owned, other=0)
-    length = tl.load(seq_lens + request, mask=owned, other=0)
+    # Ascend loads every lane and selects afterwards: no address may leave the inputs.
+    owner = tl.where(owned, request, 0)
+    begin = tl.load(query_start_loc + owner, mask=owned, other=0)
+    end = tl.load(query_start_loc + tl.minimum(owner + 1, rows), mask=owned, other=0)
+    length = tl.load(seq_lens + owner, mask=owned, other=0)
     length, over = limit_length(length, bank, max_model_len, SATURATE, CAUSAL)
     position = tl.maximum(length - (end - begin), 0) + token - begin
     cached = tl.where((length > 0) & (over == 0), position, -1)

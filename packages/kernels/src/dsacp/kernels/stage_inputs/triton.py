@@ -35,7 +35,9 @@ def _stage_inputs_kernel(
 ):
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     real = row < num_reqs
-    tl.store(out + row, num_reqs + tl.zeros_like(row), mask=row == 0)
+    # Ascend makes a slice of a mask: `row == 0` would be an unconditional one before the block.
+    if tl.program_id(0) == 0:
+        tl.store(out, num_reqs)
     # Padded rows repeat the last start.
     start = tl.load(query_start_loc + tl.minimum(row, num_reqs), mask=row <= rows, other=0)
     tl.store(out + 1 + row, start, mask=row <= rows)
