@@ -3,25 +3,36 @@
     python tools/vendor.py rope-proxy ../my-engine/third_party/dsacp
 
 A bare copy of a folder does not resolve: its siblings are named as members of this workspace. The
-copies name them by path instead, so that pip and uv install them from anywhere in the fork.
+copies name them by path instead, so that pip and uv install them from anywhere in the fork. Each
+copy carries a stamp with the digests of its files: only what still fits its stamp is ever replaced.
 """
 
 import argparse
+import fnmatch
+import hashlib
+import json
+import os
 import re
+import shlex
 import shutil
 import sys
+import tempfile
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 PARTS = ("pyproject.toml", "README.md", "src", "tests")
-LEFT_BEHIND = shutil.ignore_patterns("__pycache__", "*.egg-info", ".hypothesis", ".pytest_cache")
+BY_PRODUCTS = ("__pycache__", "*.egg-info", ".hypothesis", ".pytest_cache")
+"""What installing and testing leave in a folder; neither copied nor missed."""
+STAMP = ".dsacp-vendored.json"
+SHOWN = 5
+"""Files that a message names before it only counts them."""
 
 
 class VendorError(Exception):
-    """A package is unknown, or the destination is taken."""
+    """A package is unknown, or the destination is not ours to write."""
 
 
 def distributions(root: Path = ROOT) -> dict[str, Path]:
@@ -56,18 +67,37 @@ def vendor(
 ) -> list[Path]:
     """Copy ``package`` and what it stands on below ``destination``; return the copies.
 
+    Copies are complete beside their places before the first of them moves in, and what they
+    replace moves back if one of them cannot.
+
     Raises:
-        VendorError: the package is unknown, or a folder exists and ``replace`` is not set. Nothing
-            is copied then.
+        VendorError: the package is unknown, a place overlaps the workspace, or is taken by
+            something else than an unchanged copy that ``replace`` renews, or cannot be written.
+            The destination is then as it was.
     """
     folders = closure(package, root)
+    siblings = [path.name for path in distributions(root).values()]
+    projects = {
+        folder: rewrite_sources((folder / "pyproject.toml").read_text(), siblings)
+        for folder in folders
+    }
     targets = [destination / folder.name for folder in folders]
-    taken = [str(target) for target in targets if target.exists()]
-    if taken and not replace:
-        raise VendorError(f"expected free folders, found {taken}: use --replace to renew them")
-    for folder, target in zip(folders, targets, strict=True):
-        shutil.rmtree(target, ignore_errors=True)
-        _copy(folder, target, root)
+    try:
+        _check_apart(targets, root)
+        _check_places(destination, targets, replace=replace)
+        destination.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(
+            prefix=".dsacp-vendor-", dir=destination, ignore_cleanup_errors=True
+        ) as name:
+            fresh = Path(name) / "fresh"
+            for folder in folders:
+                _copy(folder, fresh / folder.name, root, projects[folder])
+            _move_in(fresh, Path(name), targets)
+    except (OSError, RuntimeError) as error:  # the latter for links in a circle
+        raise VendorError(
+            f"expected {destination} to take the copies, found: {error}: name a folder that can "
+            "be written"
+        ) from None
     return targets
 
 
@@ -104,18 +134,125 @@ def _visit(name: str, known: dict[str, Path], ordered: list[str]) -> None:
     ordered.append(name)
 
 
-def _copy(folder: Path, target: Path, root: Path) -> None:
+def _check_apart(targets: Iterable[Path], root: Path) -> None:
+    """Refuse targets in the workspace, or around it: replacing them would delete the sources.
+
+    Files are compared, not names, so that links and other spellings of a path are seen through.
+    """
+    workspace = root.resolve()
+    for target in targets:
+        place = target.resolve()
+        if _holds(workspace, place) or _holds(place, workspace):
+            raise VendorError(
+                f"expected a destination apart from the workspace {workspace}, found {target}: "
+                "name a folder of the fork"
+            )
+
+
+def _holds(outer: Path, inner: Path) -> bool:
+    return outer.exists() and any(
+        place.exists() and place.samefile(outer) for place in (inner, *inner.parents)
+    )
+
+
+def _check_places(destination: Path, targets: Iterable[Path], *, replace: bool) -> None:
+    """Refuse a destination that is no folder, and targets that are not ours to replace."""
+    for place in (destination, *destination.parents):
+        if os.path.lexists(place) and not place.is_dir():
+            raise VendorError(f"expected a folder {place}, found something else: name another")
+    taken = [target for target in targets if os.path.lexists(target)]
+    if taken and not replace:
+        raise VendorError(
+            f"expected free folders, found {_some(map(str, taken))}: use --replace to renew copies"
+        )
+    for target in taken:
+        _check_ours(target)
+
+
+def _check_ours(target: Path) -> None:
+    """Refuse to replace what this tool did not write, or what was changed since."""
+    if target.is_symlink() or not target.is_dir():
+        raise VendorError(
+            f"expected a copied folder {target}, found a link or a file: remove it yourself"
+        )
+    try:
+        stamp = json.loads((target / STAMP).read_text())
+        package, written = stamp["package"], dict(stamp["files"])
+    except (OSError, ValueError, KeyError, TypeError):
+        package, written = None, {}
+    if package != target.name:
+        raise VendorError(
+            f"expected {target} with this tool's stamp {STAMP}, found none: it may hold work of "
+            "yours, remove it yourself"
+        )
+    found = _digests(target)
+    changed = sorted(name for name, digest in found.items() if written.get(name) != digest)
+    if changed:
+        raise VendorError(
+            f"expected {target} as it was copied, found {len(changed)} new or changed files, "
+            f"{_some(changed)}: keep them elsewhere, then remove the folder yourself"
+        )
+
+
+def _digests(folder: Path) -> Mapping[str, str]:
+    return {
+        path.relative_to(folder).as_posix(): _digest(path)
+        for path in _files(folder)
+        if path != folder / STAMP
+    }
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in folder.iterdir():
+        if any(fnmatch.fnmatch(path.name, pattern) for pattern in BY_PRODUCTS):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            yield from _files(path)
+        else:
+            yield path
+
+
+def _digest(path: Path) -> str:
+    if path.is_symlink() or not path.is_file():
+        return "no regular file"  # copies have none
+    # a fork's checkout may turn line ends around
+    return hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).hexdigest()
+
+
+def _some(names: Iterable[str]) -> str:
+    known = list(names)
+    more = f" and {len(known) - SHOWN} more" if len(known) > SHOWN else ""
+    return ", ".join(known[:SHOWN]) + more
+
+
+def _copy(folder: Path, target: Path, root: Path, project: str) -> None:
     target.mkdir(parents=True)
     for part in PARTS:
         source = folder / part
         if source.is_dir():
-            shutil.copytree(source, target / part, ignore=LEFT_BEHIND)
+            ignored = shutil.ignore_patterns(*BY_PRODUCTS)
+            shutil.copytree(source, target / part, ignore=ignored)
         elif source.exists():
             shutil.copy2(source, target / part)
     shutil.copy2(root / "LICENSE", target / "LICENSE")
-    pyproject = target / "pyproject.toml"
-    siblings = [path.name for path in distributions(root).values()]
-    pyproject.write_text(rewrite_sources(pyproject.read_text(), siblings))
+    (target / "pyproject.toml").write_text(project)
+    stamp = {"package": target.name, "files": _digests(target)}
+    (target / STAMP).write_text(json.dumps(stamp, indent=1) + "\n")
+
+
+def _move_in(fresh: Path, aside: Path, targets: Iterable[Path]) -> None:
+    """Put every fresh copy in its place, or all places back as they were."""
+    moved: list[tuple[Path, Path]] = []
+    try:
+        for target in targets:
+            for source, place in ((target, aside / target.name), (fresh / target.name, target)):
+                if source.exists():
+                    source.rename(place)
+                    moved.append((source, place))
+    except BaseException:
+        for source, place in reversed(moved):
+            place.rename(source)
+        raise
 
 
 def _load(path: Path) -> dict[str, Any]:
@@ -127,14 +264,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("package", help="folder or distribution name, such as rope-proxy")
     parser.add_argument("destination", type=Path, help="folder of the fork that gets the copies")
-    parser.add_argument("--replace", action="store_true", help="renew copies that are there")
+    parser.add_argument("--replace", action="store_true", help="renew copies that are unchanged")
     options = parser.parse_args(arguments)
     try:
         copies = vendor(options.package, options.destination, replace=options.replace)
     except VendorError as error:
         print(error, file=sys.stderr)
         return 1
-    print(f"pip install {' '.join(f'-e {copy}' for copy in copies)}")
+    print(shlex.join(["pip", "install", *(part for copy in copies for part in ("-e", str(copy)))]))
     return 0
 
 
