@@ -33,7 +33,9 @@ def batches(draw: st.DrawFn) -> dict[str, Any]:
 
 def run(host: Any, batch: dict[str, Any]) -> None:
     plain = host.batch(batch["query_lens"], batch["seq_lens"], bucket=batch["bucket"])
-    host.builder.build_all(DraftBatch(**{**vars(plain), "num_tokens_padded": batch["padded"]}))
+    rows = None if batch["padded"] is None else plain.num_reqs + 1
+    counts = {"num_tokens_padded": batch["padded"], "num_reqs_padded": rows}
+    host.builder.build_all(DraftBatch(**{**vars(plain), **counts}))
 
 
 @pytest.mark.parametrize("padding", ["dummy", "repeat"])

@@ -10,7 +10,7 @@ from dsacp.drafting_cache.types import DraftBatch
 
 @dataclass(frozen=True)
 class StepGeometry:
-    """Shape of one step: request rows, the host's padded tokens, queries of a padded request."""
+    """Shape of a step: request rows, the framework's padded tokens, a padded request's queries."""
 
     rows: int
     tokens: int
@@ -43,16 +43,35 @@ def first_geometry(
     """Return the shape of the step that ``batch`` itself describes."""
     if batch.bucket is not None:
         geometry = bucket_geometry(capacity, batch.bucket, step)
+        _check_said(batch, geometry)
+    elif step > 0:
+        geometry = _advanced_geometry(capacity, batch)
     else:
-        geometry = _eager_geometry(capacity, batch, step, dummy)
+        geometry = _eager_geometry(capacity, batch, dummy)
     _check(capacity, batch, geometry, step)
     return geometry
 
 
 def later_geometry(capacity: DraftCapacity, batch: DraftBatch) -> StepGeometry:
-    """Return the shape of a one-token-a-request step that follows an eager ``batch``."""
-    rows = round_up(batch.num_reqs, capacity.tp_size)
-    geometry = StepGeometry(rows, rows, 1)
+    """Return the shape of the one-token-a-request steps that follow an eager step 0.
+
+    Their rows are what the framework pads to: as in a bucket, step 0's padded tokens in
+    ``layout="tokens"``, padded requests otherwise, and there too where a prefill's tokens outgrow
+    the buffers of these steps. A count that the framework does not say is the batch's own.
+    """
+    tokens, rows = batch.num_tokens_padded, batch.num_reqs_padded
+    name, count = "num_reqs_padded", batch.num_reqs if rows is None else rows
+    # max_rows is a multiple of tp, so that what it holds it holds rounded up
+    fits = rows is None or (tokens or 0) <= capacity.max_rows
+    if capacity.layout == "tokens" and tokens is not None and fits:
+        name, count = "num_tokens_padded", tokens
+    geometry = _one_token_geometry(capacity, count)
+    if count < batch.num_reqs or (geometry.rows > capacity.max_rows and (tokens or rows)):
+        raise CapacityError(
+            f"steps >= 1 need one row a request: {batch.num_reqs} at least, and {count} by "
+            f"{name}, their buffers hold {capacity.max_rows}: pass num_reqs_padded between the "
+            "two, or raise max_num_seqs or the largest capture size"
+        )
     _check_room(capacity, geometry, 1)
     return geometry
 
@@ -68,18 +87,45 @@ def check_advanced(batch: DraftBatch) -> None:
         )
 
 
-def _eager_geometry(
-    capacity: DraftCapacity, batch: DraftBatch, step: int, dummy: bool
-) -> StepGeometry:
-    if step > 0 and batch.num_tokens == batch.num_reqs and batch.num_reqs_padded is None:
-        return later_geometry(capacity, batch)
-    tokens = batch.num_tokens_padded or batch.num_tokens
-    # FIA wants query_start_loc[-1] == T: one dummy request takes what the host padded.
+def _eager_geometry(capacity: DraftCapacity, batch: DraftBatch, dummy: bool) -> StepGeometry:
+    said_tokens, said_rows = batch.num_tokens_padded, batch.num_reqs_padded
+    tokens = batch.num_tokens if said_tokens is None else said_tokens
+    # FIA wants query_start_loc[-1] == T: one dummy request takes what the framework padded.
     extra = 1 if dummy and tokens > batch.num_tokens else 0
-    rows = batch.num_reqs_padded or batch.num_reqs + extra
+    rows = batch.num_reqs + extra if said_rows is None else said_rows
     uniform = batch.num_reqs > 0 and batch.num_tokens % batch.num_reqs == 0
     query_len = batch.num_tokens // batch.num_reqs if uniform else capacity.num_draft_tokens + 1
     return StepGeometry(rows, tokens, query_len)
+
+
+def _advanced_geometry(capacity: DraftCapacity, batch: DraftBatch) -> StepGeometry:
+    """Return the shape of a step >= 1 on its own, where rows are tokens: either count says both."""
+    tokens, rows = batch.num_tokens_padded, batch.num_reqs_padded
+    said = [count for count in (tokens, rows) if count is not None]
+    geometry = _one_token_geometry(capacity, min(said, default=batch.num_reqs))
+    if said and _one_token_geometry(capacity, max(said)) != geometry:
+        raise LayoutError(
+            f"expected as many padded tokens as padded requests in a draft step >= 1, which has "
+            f"one token a request, found num_tokens_padded={tokens} and num_reqs_padded={rows}: "
+            "pass this step's own counts, or build all steps from step 0's"
+        )
+    return geometry
+
+
+def _one_token_geometry(capacity: DraftCapacity, count: int) -> StepGeometry:
+    rows = round_up(count, capacity.tp_size)
+    return StepGeometry(rows, rows, 1)
+
+
+def _check_said(batch: DraftBatch, geometry: StepGeometry) -> None:
+    """Raise ``LayoutError`` where padded counts contradict the bucket, which says them itself."""
+    for name, held in (("num_tokens_padded", geometry.tokens), ("num_reqs_padded", geometry.rows)):
+        said = getattr(batch, name)
+        if said is not None and said != held:
+            raise LayoutError(
+                f"expected {name}={held} as in bucket {batch.bucket}, found {said}: pass the "
+                "bucket alone, or the counts alone to run eager"
+            )
 
 
 def _check_room(capacity: DraftCapacity, geometry: StepGeometry, step: int) -> None:
@@ -97,9 +143,12 @@ def _check_room(capacity: DraftCapacity, geometry: StepGeometry, step: int) -> N
 def _check(capacity: DraftCapacity, batch: DraftBatch, geometry: StepGeometry, step: int) -> None:
     _check_room(capacity, geometry, step)
     if batch.num_reqs > geometry.rows or batch.num_tokens > geometry.tokens:
+        made, do = "was captured for", "use a larger bucket, or none"
+        if batch.bucket is None:
+            made, do = "is padded to", "pad to the batch's own counts or more"
         raise CapacityError(
-            f"step {step} was captured for {geometry.rows} requests and {geometry.tokens} tokens, "
-            f"the batch has {batch.num_reqs} and {batch.num_tokens}: use a larger bucket, or none"
+            f"step {step} {made} {geometry.rows} requests and {geometry.tokens} tokens, the batch "
+            f"has {batch.num_reqs} and {batch.num_tokens}: {do}"
         )
     if batch.num_reqs < 0 or batch.query_start_loc.numel() <= batch.num_reqs:
         raise LayoutError(

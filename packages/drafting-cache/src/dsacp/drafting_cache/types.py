@@ -53,8 +53,10 @@ class DraftBatch:
         num_rejected: int32 [>= num_reqs] draft tokens that verification refused, or None. None in
             a step >= 1 that the host itself has advanced.
         bucket: captured size to build for (step-0 tokens), or None for the batch's own size.
-        num_tokens_padded: the host's padded token count, when it pads without a bucket.
-        num_reqs_padded: the host's padded request count, likewise.
+        num_tokens_padded: the framework's padded tokens of the step that the batch describes, when
+            it pads without a bucket; in ``layout="tokens"`` also the rows of the steps after it.
+        num_reqs_padded: its padded requests, likewise, in every step. A step >= 1 has one token a
+            request: there either count says both, and the two must agree.
     """
 
     num_reqs: int
