@@ -49,7 +49,7 @@ def builder(num_reqs: int, num_groups: int, plans: bool) -> DraftMetadataBuilder
     made = DraftMetadataBuilder(
         capacity, groups, registry, TokenShard(0, TP, 3), DEVICE, max_model_len=MAX_MODEL_LEN
     )
-    rows = max(capacity.max_reqs, capacity.max_rows)
+    rows = capacity.max_reqs
     shape = (rows, MAX_MODEL_LEN // 128)
     made.bind(
         {

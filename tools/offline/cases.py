@@ -44,7 +44,7 @@ def _builder(target: bool, policy: str) -> None:
         num_steps=1 if target else 3,
         sas_policy=policy,  # type: ignore[arg-type]
     )
-    rows = max(capacity.max_reqs, capacity.max_rows)
+    rows = capacity.max_reqs
     tables = {g.name: torch.zeros(rows, 64, dtype=torch.int32) for g in groups}
     builder.bind(tables)
     builder.build_all(DraftBatch(4, 16, STARTS, LENS, bucket=16))

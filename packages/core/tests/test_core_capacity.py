@@ -34,6 +34,15 @@ def test_a_capture_larger_than_max_num_seqs_sizes_the_buffers() -> None:
     assert capacity.max_rows == 112
 
 
+@pytest.mark.parametrize("layout", ["tokens", "requests"])
+def test_one_bound_holds_the_rows_of_every_step(layout: Any) -> None:
+    """max_num_seqs 100 with tp 8: later steps of 104 rows read inputs that held 101."""
+    capacity = DraftCapacity.from_config(100, 2048, 3, 8, layout=layout)
+    assert capacity.max_rows == capacity.max_reqs == 104
+    with pytest.raises(CapacityError, match=r"max_reqs >= 104 .*found 101"):
+        replace(capacity, max_reqs=101)
+
+
 def test_captures_that_all_miss_the_grid_are_refused_with_both_numbers() -> None:
     """TensorRT-LLM #10688: sizes 1, 17 and 113 cannot hold whole requests of 4 tokens."""
     with pytest.raises(LayoutError, match=r"lcm\(K\+1=4, tp=1\)=4, found \[1, 17, 113\]"):

@@ -113,7 +113,7 @@ def make_host() -> Callable[..., Host]:
         tables = {}
         for spec in specs:
             columns = -(-max_model_len // (spec.block_size * spec.compress_ratio))
-            shape = (max(capacity.max_reqs, capacity.max_rows), columns)
+            shape = (capacity.max_reqs, columns)
             ids = torch.randint(1, 1000, shape, generator=generator, dtype=torch.int32)
             tables[spec.name] = ids
         builder.bind(tables)

@@ -13,7 +13,7 @@ from dsacp.app.cli import app
 from dsacp.app.groups import kv_groups
 from dsacp.app.settings import ReplayConfig
 from dsacp.app.synthetic import synthetic_trace
-from dsacp.app.trace import dump_trace
+from dsacp.app.trace import TraceRequest, dump_trace
 from dsacp.core import CapacityError
 from dsacp.drafting_cache import GroupSpec
 
@@ -53,6 +53,16 @@ def test_replay_prints_the_table_and_writes_json(trace, tmp_path):
     assert written["findings"]["mismatches"] == 0
     assert written["cost"]["graph_launches"] < written["cost"]["eager_launches"]
     assert set(written["acceptance"]) == {"1", "2", "3"}
+
+
+@pytest.mark.parametrize("layout", ["requests", "tokens"])
+def test_more_ranks_than_requests(tmp_path, layout):
+    """The first step without a capture was refused: 4 rows met inputs of 2 requests."""
+    path = tmp_path / "short.jsonl"
+    path.write_text(dump_trace([TraceRequest(0.0, 5, 6)]))
+    small = ["--tp", 4, "--max-num-seqs", 1, "--capture-sizes", "", "--layout", layout]
+    result = run(*QUICK, "--trace", path, *small)
+    assert result.exit_code == 0, result.output
 
 
 def test_bad_line_exits_with_2_and_says_where(tmp_path):

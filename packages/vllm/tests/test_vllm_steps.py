@@ -1,13 +1,15 @@
 """Rank-local window rows on the host's batches. Needs no vLLM: loops stand in for its kernels."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from dsacp.core import DraftCapacity, StaleAddressError
+from dsacp.core import DraftCapacity, DsacpError, StaleAddressError
 from dsacp.graph import GraphGuard, capture
-from dsacp.vllm.steps import GROUP, StepBuffers, make_cache, whole_table
+from dsacp.vllm.steps import GROUP, StepBuffers, make_cache, make_capacity, whole_table
 from dsacp.vllm.window import WindowKernels
 
 BLOCK, WINDOW, MAX_LEN, SEQS, K = 16, 24, 256, 5, 3
@@ -181,3 +183,56 @@ def test_a_slice_of_the_table_is_widened_to_all_rows() -> None:
 def test_the_group_is_named_once() -> None:
     step, _ = make_buffers(1, 0).fill(make_host([1], [3]), 0)
     assert list(step.groups) == [GROUP]
+
+
+def engine_config(seqs: int, captures: list[int] | None) -> SimpleNamespace:
+    return SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=seqs, max_num_batched_tokens=8),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=captures),
+        speculative_config=SimpleNamespace(num_speculative_tokens=K),
+    )
+
+
+def serve(seqs: int, tp: int, captures: list[int] | None) -> Iterable[str | None]:
+    """Fill every draft step with every batch; yields what was refused, None where nothing was."""
+    table = torch.ones(seqs, 16, dtype=torch.int32)
+    capacity = make_capacity(engine_config(seqs, captures), tp)
+    buffers = StepBuffers(
+        make_cache(capacity, BLOCK, tp - 1, "cpu", MAX_LEN, v2=False), BLOCK, WINDOW, KERNELS
+    )
+    for count in range(1, seqs + 1):
+        lengths = torch.full((count,), 9, dtype=torch.int32)
+        starts = torch.arange(count + 1, dtype=torch.int32)
+        slots = torch.arange(count)
+        host = Host(starts, lengths, count, count, table[:count], slots)
+        for bank in range(K):
+            try:
+                step, _ = buffers.fill(host, bank)
+                buffers.local(step, bank, count, torch.zeros(count, dtype=torch.int32))
+            except DsacpError as error:
+                yield f"max_num_seqs {seqs} tp {tp} batch {count} step {bank}: {error}"
+            else:
+                yield None
+
+
+def refusals(seqs: Iterable[int], ranks: Iterable[int]) -> list[str]:
+    tried = [
+        refused
+        for count in seqs
+        for tp in ranks
+        for captures in (None, [1, max(tp - 1, 1)], [tp, 2 * tp])
+        for refused in serve(count, tp, captures)
+    ]
+    refused = [text for text in tried if text is not None]
+    print(f"{len(tried)} steps of batches, {len(refused)} refused")
+    return refused
+
+
+def test_no_batch_of_the_engine_is_refused() -> None:
+    """With tp 4 a draft step of one request ended the engine: its four rows met inputs of two."""
+    assert refusals((1, 6), (3, 4, 8)) == []
+
+
+@pytest.mark.slow
+def test_no_batch_of_any_engine_is_refused() -> None:
+    assert refusals(range(1, 18), range(1, 17)) == []

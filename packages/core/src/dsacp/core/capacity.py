@@ -39,14 +39,18 @@ class DraftCapacity:
         max_num_seqs: real requests a batch may hold.
         num_draft_tokens: K, draft tokens a step.
         tp_size: ranks that share the tokens.
-        max_reqs: request rows of step 0, the dummy request included.
+        max_reqs: request rows that any step reads or writes, the dummy request included. It sizes
+            step 0, the batch inputs that all steps read, and the block tables.
         max_tokens: token rows of step 0, a multiple of ``tp_size``.
-        max_rows: request and token rows of steps >= 1, a multiple of ``tp_size``.
+        max_rows: request and token rows of steps >= 1, a multiple of ``tp_size``, at most
+            ``max_reqs``.
         capture_sizes: step-0 token counts that may be captured, ascending.
         layout: whether rows of steps >= 1 are the padded tokens (vLLM-Ascend v1) or requests.
 
     Raises:
         LayoutError: a value is no whole number, or out of its range.
+        CapacityError: ``max_reqs`` does not hold a full batch and its dummy request, or a later
+            step's rows.
     """
 
     max_num_seqs: int
@@ -63,6 +67,12 @@ class DraftCapacity:
         for name in ("max_num_seqs", "max_reqs", "max_tokens", "max_rows"):
             check_whole(name, getattr(self, name), 1, do="lower the counts that it follows from")
         _check_sizes(self.capture_sizes)
+        needed = max(self.max_num_seqs + 1, self.max_rows)
+        if self.max_reqs < needed:
+            raise CapacityError(
+                f"expected max_reqs >= {needed} for {self.max_num_seqs} requests, a dummy one and "
+                f"later steps of {self.max_rows} rows, found {self.max_reqs}: use from_config"
+            )
 
     @classmethod
     def from_config(
@@ -90,16 +100,18 @@ class DraftCapacity:
         sizes = _on_grid(capture_sizes, query_len, tp_size)
         largest = max(sizes, default=0)
         # A capture of 16 tokens is seen as up to 16 one-token requests (spec ascend 4.6).
-        max_reqs = max(max_num_seqs, largest) + 1
+        reqs = max(max_num_seqs, largest) + 1
         tokens = max(max_num_batched_tokens, largest, max_num_seqs * query_len)
         rows = max(max_num_seqs, largest if layout == "tokens" else largest // query_len)
+        max_rows = round_up(rows, tp_size)
         return cls(
             max_num_seqs=max_num_seqs,
             num_draft_tokens=num_draft_tokens,
             tp_size=tp_size,
-            max_reqs=max_reqs,
+            # Later steps read the inputs of as many rows as they have, rounded up to the ranks.
+            max_reqs=max(reqs, max_rows),
             max_tokens=round_up(tokens, tp_size),
-            max_rows=round_up(rows, tp_size),
+            max_rows=max_rows,
             capture_sizes=sizes,
             layout=layout,
         )

@@ -59,7 +59,7 @@ class BuilderConfig:
             )
         # the device's planner cannot raise, and would cut a larger plan
         planned = any(group.sas or group.qli for group in self.groups)
-        rows = max(self.capacity.max_reqs, self.capacity.max_rows)
+        rows = self.capacity.max_reqs
         if planned and rows > MAX_PLAN_ROWS:
             raise CapacityError(
                 f"expected at most {MAX_PLAN_ROWS} rows in a planned step, found {rows}: lower "

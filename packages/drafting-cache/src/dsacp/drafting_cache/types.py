@@ -73,10 +73,13 @@ class DraftBatch:
 class BoundInputs:
     """Host tensors with stable addresses: read in place, so that no staging launch is needed.
 
+    ``R`` is ``DraftCapacity.max_reqs``, the rows that a step may read. It may be more than the
+    framework's requests and a dummy one: later steps have requests rounded up to the ranks.
+
     Attributes:
-        query_start_loc: int32 [>= max rows + 1].
-        seq_lens: int32 [>= max rows].
-        num_rejected: int32 [>= max rows].
+        query_start_loc: int32 [>= R + 1].
+        seq_lens: int32 [>= R].
+        num_rejected: int32 [>= R].
         num_reqs: int32 [1], real requests, kept on the device by the host.
     """
 

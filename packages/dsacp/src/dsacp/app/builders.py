@@ -52,7 +52,7 @@ class Setup:
         capacity = capacity_of(config, limits)
         groups = (*plan.target_groups, *plan.draft_groups)
         caches = kv_groups(groups, limits.kv_tokens, limits.max_num_seqs)
-        rows = max(capacity.max_reqs, capacity.max_rows)
+        rows = capacity.max_reqs
         return cls(
             config=config,
             limits=limits,

@@ -60,7 +60,7 @@ def needed_bytes(
     groups = (*plan.target_groups, *plan.draft_groups)
     pools = kv_groups(groups, limits.kv_tokens, limits.max_num_seqs)
     configs = (*plan.target_rope.configs(), *plan.draft_rope.configs())
-    rows = max(capacity.max_reqs, capacity.max_rows)
+    rows = capacity.max_reqs
     columns = sum(pool.blocks_for(limits.max_model_len) for pool in pools)
     prompts = sum(request.input_length for request in trace) if model is not None else 0
     return {
