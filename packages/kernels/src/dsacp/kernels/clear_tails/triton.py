@@ -7,6 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsacp.kernels.programs import launch_parts
+
 BLOCK = 256
 ROPE_WORDS = 1024
 
@@ -31,6 +33,7 @@ def _fill(storage, layout, field, index, end, value):
         "num_banks",
         "bank",
         "rope_dim",
+        "first_block",
         "a_steps",
         *(f"{prefix}_{name}" for prefix in ("a", "b") for name in _RANGE),
     ]
@@ -44,6 +47,7 @@ def _clear_tails_kernel(
     num_banks,
     bank,
     rope_dim,
+    first_block,
     a_steps,
     a_rows,
     a_rows_end,
@@ -61,6 +65,7 @@ def _clear_tails_kernel(
     ROPE_WORDS: tl.constexpr,
 ):
     """Clean one block of one group's, or one RoPE table's, step."""
+    block = first_block + tl.program_id(0)
     step = tl.program_id(1)
     group = tl.program_id(2)
     in_a = step < a_steps
@@ -68,7 +73,7 @@ def _clear_tails_kernel(
     tokens_end = tl.where(in_a, a_tokens_end, b_tokens_end)
     if group < groups:
         fields = layout + (group * num_banks + bank + step) * 7
-        entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        entry = block * BLOCK + tl.arange(0, BLOCK)
         row = tl.where(in_a, a_rows, b_rows) + entry
         rows_end = tl.where(in_a, a_rows_end, b_rows_end)
         _fill(arena, fields, 0, row + 1, rows_end + 1, tl.where(in_a, a_start, b_start))
@@ -81,7 +86,7 @@ def _clear_tails_kernel(
         _fill(arena, fields, 6, tokens + entry, tokens_end, -1)
     else:
         table = rope_layout + ((group - groups) * num_banks + bank + step) * 2
-        word = tl.program_id(0) * ROPE_WORDS + tl.arange(0, ROPE_WORDS)
+        word = block * ROPE_WORDS + tl.arange(0, ROPE_WORDS)
         word += tokens * rope_dim
         for part in tl.static_range(2):
             _fill(rope_bank, table, part, word, tokens_end * rope_dim, 1 - part)
@@ -114,8 +119,8 @@ def clear_tails(
         entries = max(max(run[2] - run[1], run[4] - run[3]) for run in pair)
         words = max(run[4] - run[3] for run in pair) * rope_dim * min(configs, 1)
         blocks = max(triton.cdiv(entries, BLOCK), triton.cdiv(words, ROPE_WORDS))
-        if blocks and groups + configs:
-            _clear_tails_kernel[(blocks, steps, groups + configs)](
+        for first, part in launch_parts(blocks, steps * (groups + configs), arena.device.type):
+            _clear_tails_kernel[(part, steps, groups + configs)](
                 arena,
                 layout,
                 rope_bank,
@@ -124,6 +129,7 @@ def clear_tails(
                 layout.shape[1],
                 first_step,
                 rope_dim,
+                first,
                 *pair[0],
                 *pair[1][1:],
                 BLOCK=BLOCK,

@@ -1,20 +1,16 @@
-"""Triton kernel of plan coverage, and the owner and plan look-ups that other kernels share."""
+"""Triton kernel of plan coverage, and the plan look-up that other kernels share."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsacp.kernels.programs import check_programs
+from dsacp.kernels.triton_integers import divide_by, power_shift
+from dsacp.kernels.triton_requests import find_owners, request_tiles
+
 RECORDS = 64
 TOKENS_PER_PROGRAM = 32
-
-
-@triton.jit
-def find_owner(query_start_loc, token, num_reqs, BLOCK_REQS: tl.constexpr):
-    """Return the request that owns a token: ``num_reqs`` when none does."""
-    rows = tl.arange(0, BLOCK_REQS)
-    ends = tl.load(query_start_loc + 1 + rows, mask=rows < num_reqs, other=0x7FFFFFFF)
-    return tl.sum((ends <= token).to(tl.int32), 0)
 
 
 @triton.jit
@@ -86,20 +82,21 @@ def _covered_rows_kernel(
     num_tokens,
     num_records,
     TOKENS_PER_ROW: tl.constexpr,
+    ROW_SHIFT: tl.constexpr,
     RECORD_SIZE: tl.constexpr,
     PAIRED: tl.constexpr,
     READS_CORE0_START: tl.constexpr,
     BLOCK: tl.constexpr,
     BLOCK_REQS: tl.constexpr,
+    MORE_REQS: tl.constexpr,
     RECORD_SLOTS: tl.constexpr,
 ):
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    rows = tl.arange(0, BLOCK_REQS)
-    ends = tl.load(query_start_loc + 1 + rows, mask=rows < num_reqs, other=0x7FFFFFFF)
-    request = tl.sum((ends[None, :] <= token[:, None]).to(tl.int32), 1)
+    request = find_owners(query_start_loc, token, num_reqs, BLOCK_REQS, MORE_REQS)
     owned = (request < num_reqs) & (token >= tl.load(query_start_loc))
-    start = tl.load(query_start_loc + request, mask=owned, other=0)
-    row = (token - start) // TOKENS_PER_ROW
+    # A request is at most num_reqs, which has a start too.
+    start = tl.load(query_start_loc + request)
+    row = divide_by(token - start, TOKENS_PER_ROW, ROW_SHIFT)
     core = tl.arange(0, RECORD_SLOTS)[None, :]
     hit = plan_hit(
         words, core, request[:, None], row[:, None], num_records, RECORD_SIZE, READS_CORE0_START
@@ -126,7 +123,9 @@ def covered_rows(
     if out.numel() == 0:
         return
     num_reqs = query_start_loc.numel() - 1
-    _covered_rows_kernel[(triton.cdiv(out.numel(), TOKENS_PER_PROGRAM),)](
+    programs = triton.cdiv(out.numel(), TOKENS_PER_PROGRAM)
+    check_programs("covered_rows", programs, out.device.type)
+    _covered_rows_kernel[(programs,)](
         words,
         query_start_loc,
         out.view(torch.int8),
@@ -134,10 +133,11 @@ def covered_rows(
         out.numel(),
         num_records,
         TOKENS_PER_ROW=tokens_per_row,
+        ROW_SHIFT=power_shift(tokens_per_row),
         RECORD_SIZE=record_size,
         PAIRED=paired,
         READS_CORE0_START=reads_core0_start,
         BLOCK=TOKENS_PER_PROGRAM,
-        BLOCK_REQS=triton.next_power_of_2(max(num_reqs, 1)),
         RECORD_SLOTS=RECORDS,
+        **request_tiles(num_reqs),
     )

@@ -30,7 +30,9 @@ def draft_steps(
     More than 12 groups (2 with a block size that is no power of two), more than 4 RoPE tables,
     tables of several widths and later steps of several sizes each cost another launch.
     """
-    inputs = query_start_loc, seq_lens, num_rejected, num_reqs
+    # Ascend loads masked words too, and without rows there is no first length to stand for them.
+    lens = seq_lens if seq_lens.numel() else query_start_loc
+    inputs = query_start_loc, lens, num_rejected, num_reqs
     for launch in _planned(tables, layout, arena, numbers):
         launch.run(
             *inputs,

@@ -13,7 +13,8 @@ from dsacp.core import CapacityError, round_up
 from dsacp.kernels.direct import launcher
 from dsacp.kernels.draft_steps.numbers import StepNumbers
 from dsacp.kernels.draft_steps.triton_kernel import draft_steps_kernel
-from dsacp.kernels.draft_steps.triton_tiles import MAX_REQUESTS, choose_tiles
+from dsacp.kernels.draft_steps.triton_tiles import MAX_REQUESTS, Tiles, choose_tiles
+from dsacp.kernels.programs import check_programs
 from dsacp.kernels.slot_mapping.triton import block_divisor
 
 CACHED_CALLS = 1024
@@ -93,6 +94,7 @@ def _launch(
     first, ahead, steps, count = run
     num_banks, table_rows = sizes_held
     tiles = choose_tiles(device, call.row_counts[0], call.token_counts[0])
+    _check_vector(tiles, device)
     block, rope_block = tiles.rows, tiles.rope_rows
     rows, tokens, bits = call.row_counts[0], call.token_counts[0], _size_bits(call)
     padded, later_padded = round_up(tokens, call.tp_size), round_up(count, call.tp_size)
@@ -133,9 +135,18 @@ def _launch(
         **tiles.constants(),
     }
     grid = (len(group) * blocks + len(table) * rope_blocks, 1, 1)
+    check_programs("draft_steps", grid[0], "npu" if device is None else "cuda")
     sample: tuple[torch.dtype | int, ...] = (*POINTERS, *integers)
     launch = launcher(draft_steps_kernel, grid, device, sample, constants, tiles.warps)
     return Launch(launch, group.start, table.start, integers)
+
+
+def _check_vector(tiles: Tiles, device: int | None) -> None:
+    # Triton-Ascend loses the offset of a pointer that becomes an integer and a pointer again.
+    compiled = isinstance(draft_steps_kernel, triton.JITFunction)
+    assert device is not None or not compiled or not tiles.vector, (
+        f"expected tiles without vectors away from CUDA, found {tiles}"
+    )
 
 
 POW2_BITS, ANY_BITS = 5, 30

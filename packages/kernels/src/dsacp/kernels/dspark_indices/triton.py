@@ -4,7 +4,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from dsacp.kernels.covered_rows.triton import find_owner
+from dsacp.kernels.programs import launch_parts
+from dsacp.kernels.triton_integers import divide_by, power_shift, slot_fits
+from dsacp.kernels.triton_requests import find_owner, request_tiles
 
 
 @triton.jit(
@@ -14,6 +16,7 @@ from dsacp.kernels.covered_rows.triton import find_owner
         "block_table",
         "table_stride",
         "out",
+        "first_token",
         "num_reqs",
         "window",
         "columns",
@@ -26,6 +29,7 @@ def _dspark_indices_kernel(
     block_table,
     table_stride,
     out,
+    first_token,
     num_reqs,
     window,
     columns,
@@ -33,10 +37,11 @@ def _dspark_indices_kernel(
     BLOCK_SIZE: tl.constexpr,
     SHIFT: tl.constexpr,
     BLOCK_REQS: tl.constexpr,
+    MORE_REQS: tl.constexpr,
     BLOCK_WIDTH: tl.constexpr,
 ):
-    token = tl.program_id(0)
-    owner = find_owner(query_start_loc, token, num_reqs, BLOCK_REQS)
+    token = first_token + tl.program_id(0)
+    owner = find_owner(query_start_loc, token, num_reqs, BLOCK_REQS, MORE_REQS)
     owned = (owner < num_reqs) & (token >= tl.load(query_start_loc))
     request = tl.where(owned, owner, 0)
     begin = tl.load(query_start_loc + request)
@@ -47,25 +52,15 @@ def _dspark_indices_kernel(
     stop = tl.where(owned, length, 0)
     rank = tl.arange(0, BLOCK_WIDTH)
     position = start + rank
-    if SHIFT >= 0:
-        column = position >> SHIFT
-        offset = position & (BLOCK_SIZE - 1)
-    else:
-        column = position // BLOCK_SIZE
-        offset = position % BLOCK_SIZE
+    column = divide_by(position, BLOCK_SIZE, SHIFT)
+    offset = position - column * BLOCK_SIZE
     valid = (position < stop) & (column < columns) & (rank < width)
     row = block_table + request.to(tl.int64) * table_stride
-    page = tl.load(row + column, mask=valid, other=-1)
-    last: tl.constexpr = 0x7FFFFFFF // BLOCK_SIZE
-    rest: tl.constexpr = 0x7FFFFFFF % BLOCK_SIZE
-    fits = (page < last) | ((page == last) & (offset <= rest))
+    # Ascend loads every lane and selects afterwards: no address may leave the table.
+    page = tl.load(row + tl.where(valid, column, 0), mask=valid, other=-1)
+    fits = slot_fits(page, offset, BLOCK_SIZE, SHIFT)
     slot = tl.where((page >= 0) & fits, page * BLOCK_SIZE + offset, -1)
     tl.store(out + token.to(tl.int64) * width + rank, slot, mask=rank < width)
-
-
-def power_shift(value: int) -> int:
-    """Return log2 of a power of two, or -1: a constant shift beats a division on every device."""
-    return value.bit_length() - 1 if value & (value - 1) == 0 else -1
 
 
 def dspark_indices(
@@ -77,20 +72,20 @@ def dspark_indices(
     block_size: int,
 ) -> None:
     """Launch the kernel; same contract as the reference."""
-    if out.shape[0] == 0:
-        return
-    _dspark_indices_kernel[(out.shape[0],)](
-        query_start_loc,
-        seq_lens,
-        block_table,
-        block_table.stride(0),
-        out,
-        seq_lens.numel(),
-        window,
-        block_table.shape[1],
-        out.shape[1],
-        BLOCK_SIZE=block_size,
-        SHIFT=power_shift(block_size),
-        BLOCK_REQS=triton.next_power_of_2(seq_lens.numel()),
-        BLOCK_WIDTH=triton.next_power_of_2(out.shape[1]),
-    )
+    for first, tokens in launch_parts(out.shape[0], 1, out.device.type):
+        _dspark_indices_kernel[(tokens,)](
+            query_start_loc,
+            seq_lens,
+            block_table,
+            block_table.stride(0),
+            out,
+            first,
+            seq_lens.numel(),
+            window,
+            block_table.shape[1],
+            out.shape[1],
+            BLOCK_SIZE=block_size,
+            SHIFT=power_shift(block_size),
+            BLOCK_WIDTH=triton.next_power_of_2(out.shape[1]),
+            **request_tiles(seq_lens.numel()),
+        )

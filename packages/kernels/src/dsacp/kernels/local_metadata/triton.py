@@ -4,6 +4,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsacp.kernels.programs import check_programs
+
 BLOCK = 256
 
 
@@ -70,7 +72,9 @@ def local_metadata(
 ) -> None:
     """Launch the kernel; same contract as the reference."""
     rows = seq_lens.numel()
-    _local_metadata_kernel[(triton.cdiv(rows + 1, BLOCK),)](
+    programs = triton.cdiv(rows + 1, BLOCK)
+    check_programs("local_metadata", programs, seq_lens.device.type)
+    _local_metadata_kernel[(programs,)](
         query_start_loc,
         seq_lens,
         out_query_start_loc,

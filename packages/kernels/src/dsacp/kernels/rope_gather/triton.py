@@ -4,15 +4,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsacp.kernels.programs import check_programs
+
 BLOCK = 8
 
 
 @triton.jit
 def load_rows(table, position, mask, ROTARY: tl.constexpr, BLOCK_ROTARY: tl.constexpr):
-    """Load table rows where ``mask``."""
+    """Load table rows where ``mask``; every position is in the table."""
     column = tl.arange(0, BLOCK_ROTARY)[None, :]
-    source = table + position.to(tl.int64)[:, None] * ROTARY + column
+    source = table + position.to(tl.int64)[:, None] * ROTARY + row_words(ROTARY, BLOCK_ROTARY)
     return tl.load(source, mask=mask[:, None] & (column < ROTARY), other=0.0)
+
+
+@triton.jit
+def row_words(ROTARY: tl.constexpr, BLOCK_ROTARY: tl.constexpr):
+    """Return the words of a table row that lanes may read: those past it repeat the last one.
+
+    Ascend reads masked lanes of a gather, and behind the last row lies another tensor.
+    """
+    column = tl.arange(0, BLOCK_ROTARY)[None, :]
+    if BLOCK_ROTARY > ROTARY:
+        column = tl.minimum(column, ROTARY - 1)
+    return column
 
 
 @triton.jit
@@ -127,7 +141,9 @@ def rope_gather(
     length, rotary = cos_table.shape
     if count == 0:
         return
-    _rope_gather_kernel[(triton.cdiv(count, BLOCK),)](
+    programs = triton.cdiv(count, BLOCK)
+    check_programs("rope_gather", programs, out_cos.device.type)
+    _rope_gather_kernel[(programs,)](
         positions,
         cos_table,
         sin_table,

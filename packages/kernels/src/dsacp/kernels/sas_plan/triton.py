@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsacp.kernels.programs import check_programs
 from dsacp.kernels.sas_plan.table import MAX_CORES, MAX_ROWS, check_plans, check_rows
 from dsacp.kernels.sas_plan.triton_kernel import plan_row
 
@@ -69,9 +70,11 @@ def sas_plan(query_start_loc: Tensor, seq_lens: Tensor, out: Tensor, plans: Tens
     """
     if plans.device == out.device:
         capacity = min(seq_lens.numel(), MAX_ROWS)
+        check_programs("sas_plan", len(plans), out.device.type)
+        lens, scratch = _lengths(query_start_loc, seq_lens), _scratch(len(plans), capacity, out)
         _table_kernel[(len(plans),)](
-            query_start_loc, seq_lens, out, plans, _scratch(len(plans), capacity, out), capacity,
-            **constants(out.device.type), num_warps=WARPS,
+            query_start_loc, lens, out, plans, scratch, capacity, **constants(out.device.type),
+            num_warps=WARPS,
         )  # fmt: skip
     else:
         launch_rows(query_start_loc, seq_lens, out, plans.tolist())
@@ -90,10 +93,11 @@ def launch_rows(
     check_rows(table)
     capacity = max((row[3] for row in table), default=0)
     scratch = _scratch(len(table), capacity, out)
+    lens = _lengths(query_start_loc, seq_lens)
     for index, row in enumerate(table):
         source = table[row[13]] if row[13] >= 0 else row
         _row_kernel[(1,)](
-            query_start_loc, seq_lens, out, scratch, capacity, index, *source[:2], row[2],
+            query_start_loc, lens, out, scratch, capacity, index, *source[:2], row[2],
             *source[3:13], **constants(out.device.type), num_warps=WARPS,
         )  # fmt: skip
 
@@ -112,6 +116,11 @@ def constants(device_type: str) -> dict[str, Any]:
         "MAX_CORES": CORE_SLOTS,
         "WIDE": device_type != "npu",
     }
+
+
+def _lengths(query_start_loc: Tensor, seq_lens: Tensor) -> Tensor:
+    """Return lengths with a word at least: Ascend loads masked ones too."""
+    return seq_lens if seq_lens.numel() else query_start_loc
 
 
 def _scratch(plans: int, capacity: int, out: Tensor) -> Tensor:

@@ -52,11 +52,12 @@ def plan_row(
     MAX_CORES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Plan one row of the table."""
-    query_start_loc += starts_at
-    seq_lens += lens_at
     out += out_at
     # Part of a batch would be a legal plan of another one: no row is planned instead.
     rows = tl.where(rows > capacity, 0, rows)
+    # A plan of no rows looks at one word of either all the same: not at the ones behind them.
+    query_start_loc += tl.where(rows > 0, starts_at, 0)
+    seq_lens += tl.where(rows > 0, lens_at, 0)
     stride = capacity + 1
     scratch += program.to(tl.int64) * (10 * stride + 2 * MAX_CORES * LANES)
     ends = scratch + 10 * stride

@@ -14,10 +14,13 @@ def blocks_before(
     """KV blocks of all rows before cursors."""
     whole = tl.load(scratch + 3 * stride + request)
     inside = row > 0
-    begin = tl.load(query_start_loc + request, mask=inside, other=0)
-    query_len = tl.load(query_start_loc + request + 1, mask=inside, other=1) - begin
-    seq_len = tl.load(seq_lens + request, mask=inside, other=1)
-    origin = tl.load(scratch + 4 * stride + request, mask=inside, other=0)
+    # Ascend loads every lane and selects afterwards: no address may leave the batch.
+    there = tl.where(inside, request, 0)
+    begin = tl.load(query_start_loc + there, mask=inside, other=0)
+    end = tl.load(query_start_loc + tl.where(inside, request + 1, 0), mask=inside, other=1)
+    query_len = end - begin
+    seq_len = tl.load(seq_lens + there, mask=inside, other=1)
+    origin = tl.load(scratch + 4 * stride + there, mask=inside, other=0)
     _cost, blocks = until(
         row.to(whole.dtype), query_len.to(whole.dtype), seq_len.to(whole.dtype), kind, family,
         block_shift, per_block, span, reach, ratio_shift, cap,
@@ -44,8 +47,9 @@ def write_records(
     end_request = tl.load(ends + core * step, mask=inner, other=0)
     end_request = tl.where(inner, end_request, rows)
     end_row = tl.load(ends + (MAX_CORES + core) * step, mask=inner, other=0)
-    start_request = tl.load(ends + (core - 1) * step, mask=later, other=0)
-    start_row = tl.load(ends + (MAX_CORES + core - 1) * step, mask=later, other=0)
+    before = tl.maximum(core - 1, 0)
+    start_request = tl.load(ends + before * step, mask=later, other=0)
+    start_row = tl.load(ends + (MAX_CORES + before) * step, mask=later, other=0)
     at = out + record * (core << paired)
     for copy in tl.static_range(0, 2):
         there = enabled & (copy <= paired)
@@ -56,15 +60,15 @@ def write_records(
         tl.store(word + 4, end_request, mask=there)
         tl.store(word + 5, end_row, mask=there)
     if paired > 0:
-        after = blocks_before(
+        until_end = blocks_before(
             end_request, end_row, query_start_loc, seq_lens, scratch, stride, kind, family,
             block_shift, per_block, span, reach, ratio_shift, cap,
         )  # fmt: skip
-        before = blocks_before(
+        until_start = blocks_before(
             start_request, start_row, query_start_loc, seq_lens, scratch, stride, kind,
             family, block_shift, per_block, span, reach, ratio_shift, cap,
         )  # fmt: skip
-        most = tl.max(tl.where(enabled, after - before, 0), 0).to(tl.int32)
+        most = tl.max(tl.where(enabled, until_end - until_start, 0), 0).to(tl.int32)
         most = tl.where(ceiling > 0, ceiling, most)
         # Idle pairs take part in the hand-shake too.
         tl.store(at + 8, core * 0 + most, mask=core < cores)

@@ -22,9 +22,11 @@ def pass_requests(starts, keys, first, rows, limit, LANES: tl.constexpr):
 @triton.jit
 def next_marks(starts, first, rows, limit, LANES: tl.constexpr):
     """First request of the next block that may have one which ``limit`` keeps out."""
-    probe = first + (tl.arange(0, LANES) + 2) * LANES
-    mark = tl.load(starts + probe, mask=probe <= rows, other=0)
-    passes = (probe <= rows) & (mark <= limit)
+    lane = tl.arange(0, LANES)
+    # A mask of scaled lanes would be dropped on Ascend, and every mark read.
+    inside = lane < (rows - first) // LANES - 1
+    mark = tl.load(starts + first + (lane + 2) * LANES, mask=inside, other=0)
+    passes = inside & (mark <= limit)
     return first + (1 + tl.sum(passes.to(tl.int32), 0)) * LANES
 
 
@@ -176,7 +178,7 @@ def lanes_fit(
         after = bound.to(tl.int32) * 0
         for bit in range(0, bits):
             probe = after + (1 << (bits - 1 - bit))
-            mark = tl.load(scratch + probe, mask=probe <= rows, other=0)
+            mark = tl.load(scratch + tl.minimum(probe, rows))
             after = tl.where((probe <= rows) & (mark <= limit), probe, after)
         moved = after > request
         request = after
@@ -184,10 +186,11 @@ def lanes_fit(
         used = tl.where(moved, tl.load(scratch + request), used)
         if longest > 1:
             inside = request < rows
-            begin = tl.load(query_start_loc + request, mask=inside, other=0)
-            query_len = tl.load(query_start_loc + request + 1, mask=inside, other=1) - begin
-            seq_len = tl.load(seq_lens + request, mask=inside, other=1) >> shift
-            origin = tl.load(scratch + 2 * stride + request, mask=inside, other=0)
+            there = tl.where(inside, request, 0)
+            begin = tl.load(query_start_loc + there, mask=inside, other=0)
+            query_len = tl.load(query_start_loc + there + 1, mask=inside, other=1) - begin
+            seq_len = tl.load(seq_lens + there, mask=inside, other=1) >> shift
+            origin = tl.load(scratch + 2 * stride + there, mask=inside, other=0)
             last_row = tl.where(kind == 1, (query_len + 3) >> 2, query_len) - 1
             row, spent = lane_rows(
                 row, tl.where(inside, last_row, row), limit, used, origin,

@@ -4,17 +4,14 @@ import triton
 import triton.language as tl
 
 from dsacp.kernels.sas_plan.triton_search import count_rows, lanes_fit, whole_requests
+from dsacp.kernels.triton_integers import divide
 
 
 @triton.jit
 def share_of(rest, parts):
-    """``rest // parts``: in float32, set right after, for an integer division is slow here."""
+    """``rest // parts``."""
     if rest.dtype == tl.int32:
-        inverse = 1.0 / parts.to(tl.float32)
-        share = (rest.to(tl.float32) * inverse).to(tl.int32)
-        share += ((rest - share * parts).to(tl.float32) * inverse).to(tl.int32)
-        left = rest - share * parts
-        share += (left >= parts).to(tl.int32) - (left < 0).to(tl.int32)
+        share = divide(rest, parts)
     else:
         share = rest // parts
     return share

@@ -4,6 +4,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from dsacp.kernels.programs import check_programs
+from dsacp.kernels.triton_integers import divide
+
 BLOCK = 128
 
 
@@ -11,16 +14,18 @@ BLOCK = 128
 def find_slots(table, row_stride, rows, width, row, position, size, valid, POW2: tl.constexpr):
     """Return cache slots; -1 where not ``valid``, past the table or int32, or without a block.
 
-    ``size`` is log2 of the block size where POW2: i32 divisions become scalar loops on Ascend.
+    ``size`` is log2 of the block size where POW2. Ascend loads every lane and selects afterwards,
+    so that no lane's address may leave the table, which has a row and a column at least.
     """
     if POW2:
         column = position >> size
         inside = position & ((1 << size) - 1)
     else:
-        column = position // size
-        inside = position % size
+        column = divide(position, size)
+        inside = position - column * size
     valid = valid & (column < width) & (row < rows)
-    block = tl.load(table + row.to(tl.int64) * row_stride + column, mask=valid, other=-1)
+    entry = tl.where(valid, row, 0).to(tl.int64) * row_stride + tl.where(valid, column, 0)
+    block = tl.load(table + entry, mask=valid, other=-1)
     if POW2:
         start = block << size
         fits = block <= (0x7FFFFFFF >> size)
@@ -68,7 +73,7 @@ def _slot_mapping_kernel(
     slot = find_slots(table, row_stride, rows, width, row, position, size, valid, POW2)
     if PAIRS:
         # One tile for both columns: triton-ascend's compiler asserts on two stores of stride 2.
-        block = (slot >> size) if POW2 else (slot // block_size)
+        block = (slot >> size) if POW2 else divide(slot, block_size)
         block = tl.where(slot >= 0, block, -1)
         offset = tl.where(slot >= 0, slot - block * block_size, block_size - 1)
         column = tl.arange(0, 2)[None, :]
@@ -96,7 +101,9 @@ def slot_mapping(
     if count == 0:
         return
     pow2 = block_size & (block_size - 1) == 0
-    _slot_mapping_kernel[(triton.cdiv(count, BLOCK),)](
+    programs = triton.cdiv(count, BLOCK)
+    check_programs("slot_mapping", programs, out.device.type)
+    _slot_mapping_kernel[(programs,)](
         positions,
         token_to_req,
         block_table,

@@ -6,9 +6,11 @@ import triton.language as tl
 from torch import Tensor
 
 from dsacp.core import LayoutError
-from dsacp.kernels.covered_rows.triton import RECORDS, find_owner, row_covered
-from dsacp.kernels.dspark_indices.triton import power_shift
+from dsacp.kernels.covered_rows.triton import RECORDS, row_covered
+from dsacp.kernels.programs import launch_parts
 from dsacp.kernels.sparse_attention.triton_tiles import absorb_chosen, absorb_listed, absorb_paged
+from dsacp.kernels.triton_integers import power_shift
+from dsacp.kernels.triton_requests import find_owner, request_tiles
 
 # tl.dot needs tiles of at least 16; fewer heads are padded with masked rows.
 MIN_TILE = 16
@@ -21,7 +23,7 @@ WIDEST = 1 << 30
         "block_table", "table_stride", "query_start_loc", "seq_lens", "cmp_table",
         "cmp_table_stride", "words", "num_reqs", "columns", "num_blocks", "cmp_columns",
         "cmp_blocks", "chosen", "chosen_stride", "num_chosen", "listed", "listed_stride",
-        "num_listed", "num_records", "window_left", "window_right",
+        "num_listed", "num_records", "window_left", "window_right", "first_token",
     ]
 )  # fmt: skip
 def _sparse_attention_kernel(
@@ -36,18 +38,18 @@ def _sparse_attention_kernel(
     chosen, chosen_stride, num_chosen,
     listed, listed_stride, num_listed,
     words, num_records,
-    scale, window_left, window_right,
+    scale, window_left, window_right, first_token,
     HEADS: tl.constexpr, DIM: tl.constexpr,
     SIZE: tl.constexpr, SHIFT: tl.constexpr,
     CMP_SIZE: tl.constexpr, CMP_SHIFT: tl.constexpr, RATIO: tl.constexpr,
     HAS_CMP: tl.constexpr, HAS_CHOSEN: tl.constexpr, HAS_LISTED: tl.constexpr,
     HAS_PLAN: tl.constexpr, RECORD_SIZE: tl.constexpr, PAIRED: tl.constexpr,
     READS_CORE0_START: tl.constexpr, RECORD_SLOTS: tl.constexpr,
-    BLOCK_REQS: tl.constexpr, BLOCK_HEADS: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-    BLOCK_LISTED: tl.constexpr, WIDEN: tl.constexpr,
+    BLOCK_REQS: tl.constexpr, MORE_REQS: tl.constexpr, BLOCK_HEADS: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr, BLOCK_LISTED: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    token = tl.program_id(0)
-    owner = find_owner(query_start_loc, token, num_reqs, BLOCK_REQS)
+    token = first_token + tl.program_id(0)
+    owner = find_owner(query_start_loc, token, num_reqs, BLOCK_REQS, MORE_REQS)
     write = (owner < num_reqs) & (token >= tl.load(query_start_loc))
     request = tl.where(write, owner, 0)
     begin = tl.load(query_start_loc + request)
@@ -165,37 +167,40 @@ def sparse_attention(
     """Launch the kernel; same contract as the reference, accumulating in fp32."""
     _check(q)
     num_tokens, heads, dim = q.shape
-    if num_tokens == 0 or seq_lens.numel() == 0:
+    if q.numel() == 0 or seq_lens.numel() == 0:
         return
     cmp_cache = kv if cmp_kv is None else cmp_kv
     cmp_table = block_table if cmp_block_table is None else cmp_block_table
     chosen = block_table if cmp_indices is None else cmp_indices
     listed = block_table if ori_indices is None else ori_indices
     words = block_table if sas_metadata is None else sas_metadata
+    num_listed = 0 if ori_indices is None else listed.shape[-1]
     block_heads, block_keys = tile_sizes(heads, dim, q.element_size(), q.device.type)
-    _sparse_attention_kernel[(num_tokens, triton.cdiv(heads, block_heads))](
-        q, q.stride(0), q.stride(1),
-        kv, kv.stride(0), kv.shape[0],
-        block_table, block_table.stride(0), block_table.shape[1],
-        query_start_loc, seq_lens, seq_lens.numel(),
-        sinks,
-        out, out.stride(0), out.stride(1),
-        cmp_cache, cmp_cache.stride(0), cmp_cache.shape[0],
-        cmp_table, cmp_table.stride(0), cmp_table.shape[1],
-        chosen, chosen.stride(0), 0 if cmp_indices is None else chosen.shape[-1],
-        listed, listed.stride(0), 0 if ori_indices is None else listed.shape[-1],
-        words, num_records,
-        scale, min(window_left, WIDEST), min(window_right, WIDEST),
-        HEADS=heads, DIM=dim,
-        SIZE=kv.shape[1], SHIFT=power_shift(kv.shape[1]),
-        CMP_SIZE=cmp_cache.shape[1], CMP_SHIFT=power_shift(cmp_cache.shape[1]), RATIO=cmp_ratio,
-        HAS_CMP=cmp_kv is not None, HAS_CHOSEN=cmp_indices is not None,
-        HAS_LISTED=ori_indices is not None,
-        HAS_PLAN=sas_metadata is not None, RECORD_SIZE=max(record_size, 1), PAIRED=paired,
-        READS_CORE0_START=reads_core0_start, RECORD_SLOTS=RECORDS,
-        BLOCK_REQS=triton.next_power_of_2(seq_lens.numel()),
-        BLOCK_HEADS=block_heads, BLOCK_KEYS=block_keys,
-        BLOCK_LISTED=triton.next_power_of_2(listed.shape[-1]) if ori_indices is not None else 1,
-        # CPU tensors mean Triton's interpreter, whose dot multiplies the bits of bf16.
-        WIDEN=q.device.type == "cpu",
-    )  # fmt: skip
+    head_tiles = triton.cdiv(heads, block_heads)
+    for first, tokens in launch_parts(num_tokens, head_tiles, q.device.type):
+        _sparse_attention_kernel[(tokens, head_tiles)](
+            q, q.stride(0), q.stride(1),
+            kv, kv.stride(0), kv.shape[0],
+            block_table, block_table.stride(0), block_table.shape[1],
+            query_start_loc, seq_lens, seq_lens.numel(),
+            sinks,
+            out, out.stride(0), out.stride(1),
+            cmp_cache, cmp_cache.stride(0), cmp_cache.shape[0],
+            cmp_table, cmp_table.stride(0), cmp_table.shape[1],
+            chosen, chosen.stride(0), 0 if cmp_indices is None else chosen.shape[-1],
+            listed, listed.stride(0), num_listed,
+            words, num_records,
+            scale, min(window_left, WIDEST), min(window_right, WIDEST), first,
+            HEADS=heads, DIM=dim,
+            SIZE=kv.shape[1], SHIFT=power_shift(kv.shape[1]),
+            CMP_SIZE=cmp_cache.shape[1], CMP_SHIFT=power_shift(cmp_cache.shape[1]), RATIO=cmp_ratio,
+            HAS_CMP=cmp_kv is not None, HAS_CHOSEN=cmp_indices is not None,
+            HAS_LISTED=ori_indices is not None,
+            HAS_PLAN=sas_metadata is not None, RECORD_SIZE=max(record_size, 1), PAIRED=paired,
+            READS_CORE0_START=reads_core0_start, RECORD_SLOTS=RECORDS,
+            **request_tiles(seq_lens.numel()),
+            BLOCK_HEADS=block_heads, BLOCK_KEYS=block_keys,
+            BLOCK_LISTED=triton.next_power_of_2(max(num_listed, 1)),
+            # CPU tensors mean Triton's interpreter, whose dot multiplies the bits of bf16.
+            WIDEN=q.device.type == "cpu",
+        )  # fmt: skip

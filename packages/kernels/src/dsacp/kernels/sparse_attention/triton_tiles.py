@@ -3,23 +3,25 @@
 import triton
 import triton.language as tl
 
+from dsacp.kernels.triton_integers import divide_by
+
 
 @triton.jit
 def split_entry(entry, SIZE: tl.constexpr, SHIFT: tl.constexpr):
     """Split an entry number into (block, offset inside it)."""
-    if SHIFT >= 0:
-        block = entry >> SHIFT
-    else:
-        block = entry // SIZE
+    block = divide_by(entry, SIZE, SHIFT)
     return block, entry - block * SIZE
 
 
 @triton.jit
 def _page_slot(entry, valid, table, columns, num_blocks, SIZE: tl.constexpr, SHIFT: tl.constexpr):
-    """Look an entry up in a block table; absent pages invalidate it."""
+    """Look an entry up in a block table; absent pages invalidate it.
+
+    Ascend loads every lane and selects afterwards: what is not valid reads the first column.
+    """
     column, offset = split_entry(entry, SIZE, SHIFT)
     valid = valid & (column >= 0) & (column < columns)
-    page = tl.load(table + column, mask=valid, other=-1)
+    page = tl.load(table + tl.where(valid, column, 0), mask=valid, other=-1)
     return page, offset, valid & (page >= 0) & (page < num_blocks)
 
 
@@ -38,8 +40,12 @@ def _absorb(
     query, cache, page_stride, page, offset, valid, scale, peak, total, mixed,
     DIM: tl.constexpr, WIDEN: tl.constexpr,
 ):  # fmt: skip
-    """Fold one tile of keys into the running maximum, sum and weighted values."""
+    """Fold one tile of keys into the running maximum, sum and weighted values.
+
+    Offsets lie in a page, and so do the keys of pages that are not valid: in the first one.
+    """
     dim = tl.arange(0, DIM)
+    page = tl.where(valid, page, 0)
     slot = page.to(tl.int64) * page_stride + offset.to(tl.int64) * DIM
     keys = tl.load(cache + slot[:, None] + dim[None, :], mask=valid[:, None], other=0.0)
     score = _dot(query, tl.trans(keys), WIDEN) * scale

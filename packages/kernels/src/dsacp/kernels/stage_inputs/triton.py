@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from dsacp.kernels.direct import addresses, cuda_device, launcher, takes_addresses
+from dsacp.kernels.programs import check_programs
 
 BLOCK = 256
 
@@ -60,7 +61,7 @@ def stage_inputs(
     """Launch the kernel; same contract as the reference."""
     device = cuda_device(out)
     rejected = seq_lens if num_rejected is None else num_rejected
-    launch = _launcher(rows, num_rejected is not None, device)
+    launch = _launcher(rows, num_rejected is not None, out.device.type, device)
     if device is None or not takes_addresses(_stage_inputs_kernel):
         launch(query_start_loc, seq_lens, rejected, out, num_reqs, rows)
         return
@@ -68,8 +69,11 @@ def stage_inputs(
 
 
 @lru_cache(maxsize=64)
-def _launcher(rows: int, has_rejected: bool, device: int | None) -> Callable[..., None]:
+def _launcher(
+    rows: int, has_rejected: bool, device_type: str, device: int | None
+) -> Callable[..., None]:
     constants = {"HAS_REJECTED": has_rejected, "BLOCK": BLOCK}
     sample = (torch.int32, torch.int32, torch.int32, torch.int32, rows, rows)
     grid = (triton.cdiv(rows + 1, BLOCK), 1, 1)
+    check_programs("stage_inputs", grid[0], device_type)
     return launcher(_stage_inputs_kernel, grid, device, sample, constants)
