@@ -40,7 +40,8 @@ def test_random_batches(data: st.DataObject, check_draft) -> None:
         rejected=rejected,
         drafts=drafts,
         rows=[reqs + data.draw(st.integers(0, 4), "padded rows")] + [later] * steps,
-        tokens=[max(starts[-1] + data.draw(st.integers(-9, 9), "padded tokens"), 0)] + [later] * steps,
+        tokens=[max(starts[-1] + data.draw(st.integers(-9, 9), "padded tokens"), 0)]
+        + [later] * steps,
         first_step=data.draw(st.sampled_from([0, 0, 1, 3]), "first step"),
         num_banks=7,
         tp=tp,

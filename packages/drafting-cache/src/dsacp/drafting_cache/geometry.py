@@ -158,6 +158,8 @@ def _check(capacity: DraftCapacity, batch: DraftBatch, geometry: StepGeometry, s
     _check_entries("seq_lens", batch.seq_lens, batch.num_reqs)
     if batch.num_rejected is not None:
         _check_entries("num_rejected", batch.num_rejected, batch.num_reqs)
+    if batch.drafts is not None:
+        _check_entries("drafts", batch.drafts, batch.num_reqs)
 
 
 def _check_entries(name: str, tensor: Tensor, count: int) -> None:

@@ -89,8 +89,8 @@ def prepare_draft_steps(
     tokens whose block is negative or outside the table, whose slot would pass int32, and, in every
     group, of requests past the smallest table's rows. RoPE rows cover all padded tokens.
 
-    Counts are not trusted: ``num_reqs``, starts and rejected counts are clamped to the step. Falling
-    starts are the caller's to refuse.
+    Counts are not trusted: ``num_reqs``, starts and rejected counts are clamped to the step.
+    Falling starts are the caller's to refuse.
 
     Args:
         query_start_loc: int32 [>= rows + 1], clamped to [0, the first step's token count]; entries
