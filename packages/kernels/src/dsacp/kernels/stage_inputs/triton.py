@@ -91,7 +91,7 @@ def _launcher(
     rows: int, has_rejected: bool, device_type: str, device: int | None
 ) -> Callable[..., None]:
     constants = {"HAS_REJECTED": has_rejected, "BLOCK": BLOCK}
-    sample = (*[torch.int32] * 5, *[rows] * 5)
+    sample: tuple[torch.dtype | int, ...] = (*[torch.int32] * 5, *[rows] * 5)
     grid = (triton.cdiv(rows + 1, BLOCK), 1, 1)
     check_programs("stage_inputs", grid[0], device_type)
     return launcher(_stage_inputs_kernel, grid, device, sample, constants)
