@@ -94,6 +94,21 @@ def test_a_bucket_matches_only_its_own_shape() -> None:
     assert capacity.bucket(20, 5, uniform=True) == 32
 
 
+def test_a_bucket_of_kind_uniform_admits_its_own_totals_only() -> None:
+    """Two one-token requests, or one of 8, ran in bucket 8: padded starts did not end at T."""
+    capacity = DraftCapacity.from_config(16, 64, 3, 4, (16, 32))
+    assert str(capacity.kind(16)) == "uniform(4)"
+    for bucket in (16, 32):
+        for tokens in range(40):
+            for reqs in range(40):
+                fits = tokens == 4 * reqs and tokens <= bucket
+                assert capacity.admits(bucket, tokens, reqs) == fits
+                if reqs and capacity.bucket(tokens, reqs, uniform=True) == bucket:
+                    assert fits
+    assert capacity.admits(16, 0, 0)
+    assert not capacity.admits(20, 20, 5)
+
+
 def test_no_captures_means_eager() -> None:
     capacity = DraftCapacity.from_config(4, 16, 3, 1)
     assert capacity.capture_sizes == ()

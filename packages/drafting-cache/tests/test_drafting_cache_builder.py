@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dsacp.core import CapacityError, LayoutError, StaleAddressError, check_disjoint
-from dsacp.drafting_cache import BoundInputs, GroupMetadata, StepMetadata
+from dsacp.drafting_cache import BoundInputs, DraftBatch, GroupMetadata, StepMetadata
 
 POISON = 0x7FFFFFFF
 Make = Callable[..., Any]
@@ -152,7 +152,8 @@ def test_bound_inputs_need_no_staging(make_host: Make) -> None:
     inputs.num_rejected[:2].copy_(batch.num_rejected)
     inputs.num_reqs.fill_(2)
     left = [snapshot(step) for step in staged.builder.build_all(batch)]
-    right = [snapshot(step) for step in bound.builder.build_all(batch)]
+    announced = DraftBatch(batch.num_reqs, batch.num_tokens, bucket=batch.bucket)
+    right = [snapshot(step) for step in bound.builder.build_all(announced)]
     for a, b in zip(left, right, strict=True):
         assert_equal(a, b)
 

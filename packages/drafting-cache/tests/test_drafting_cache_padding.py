@@ -98,7 +98,7 @@ def test_counts_hold_in_all_steps_and_entries_or_are_refused(
             rows = {round_up(count, TP) for count in counts.values() if count is not None} or {4}
             assert rows == {alone[0][0]} == set(alone[0]), counts
             served += 1
-    assert served >= 24
+    assert served >= 19
 
 
 def expected(

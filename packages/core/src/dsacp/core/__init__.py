@@ -1,5 +1,6 @@
 """Token shards, capacities, buckets, buffer regions and errors: plain integers, no torch."""
 
+from dsacp.core.buckets import Uniform
 from dsacp.core.capacity import DraftCapacity, StepLayout, align_capture_sizes
 from dsacp.core.checks import INT32_MAX, MAX_TP_SIZE, check_whole
 from dsacp.core.errors import (
@@ -32,6 +33,7 @@ __all__ = [
     "StaleValueError",
     "StepLayout",
     "TokenShard",
+    "Uniform",
     "UnsupportedHostError",
     "align_capture_sizes",
     "check_disjoint",

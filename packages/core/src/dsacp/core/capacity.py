@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from dsacp.core.buckets import Uniform
 from dsacp.core.checks import MAX_TP_SIZE, check_whole
 from dsacp.core.errors import CapacityError, LayoutError
 from dsacp.core.shard import round_up
@@ -116,17 +117,30 @@ class DraftCapacity:
             layout=layout,
         )
 
-    def bucket(self, num_tokens: int, num_reqs: int, uniform: bool) -> int | None:
-        """Return the smallest captured size that a batch matches, or None to run eager.
+    def kind(self, bucket: int) -> Uniform:  # noqa: ARG002 - every bucket is of one kind today
+        """Return which batches a captured size is declared for: all for ``uniform(K+1)``."""
+        return Uniform(self.num_draft_tokens + 1)
 
-        ``uniform`` says that every request has exactly K+1 query tokens; a bucket matches only
-        its own shape, so 16 one-token requests never use a capture of 4 x 4.
+    def admits(self, bucket: int, num_tokens: int, num_reqs: int) -> bool:
+        """Tell whether a batch of these totals may run in a captured bucket.
+
+        No requests are admitted too: an idle data-parallel rank joins its peers' bucket.
         """
-        query_len = self.num_draft_tokens + 1
-        if not uniform or num_reqs < 1 or num_tokens != num_reqs * query_len:
+        held = bucket in self.capture_sizes and num_tokens <= bucket
+        return held and self.kind(bucket).admits(num_tokens, num_reqs)
+
+    def bucket(self, num_tokens: int, num_reqs: int, uniform: bool) -> int | None:
+        """Return the smallest captured size that admits a batch, or None to run eager.
+
+        ``uniform`` says that every request has exactly K+1 query tokens; a bucket admits only
+        its own kind, so 16 one-token requests never use a capture of 4 x 4. An idle rank has no
+        size of its own: it takes its peers'.
+        """
+        if not uniform or num_reqs < 1:
             return None
         index = bisect_left(self.capture_sizes, num_tokens)
-        return self.capture_sizes[index] if index < len(self.capture_sizes) else None
+        size = self.capture_sizes[index] if index < len(self.capture_sizes) else 0
+        return size if self.admits(size, num_tokens, num_reqs) else None
 
     def rows(self, step: int, bucket: int) -> int:
         """Return the request rows that ``step`` has in ``bucket`` (``bucket`` = step-0 tokens).

@@ -1,5 +1,6 @@
 """The builder: stages a batch, then recomputes every field of every step in place."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -22,6 +23,8 @@ from dsacp.drafting_cache.warmup import warm_up_batches
 from dsacp.rope_proxy import RopeRegistry
 from dsacp.sas_metadata import SasPolicy
 
+DEBUG_VARIABLE = "DSACP_DEBUG"
+
 
 class DraftMetadataBuilder:
     """Address-stable metadata of all draft steps of one rank (design: invariants I1-I5).
@@ -42,6 +45,8 @@ class DraftMetadataBuilder:
             here, where a bank holds K+1 tokens a request; the adapter translates the host's 1.
         sas_policy: how work splits are planned.
         guard_words: 4-byte words kept between buffers.
+        debug: read every input on the host and compare it with the counts, which waits for the
+            device. None asks the environment once, here: ``DSACP_DEBUG=1``.
 
     Raises:
         LayoutError: configuration values contradict each other.
@@ -63,6 +68,7 @@ class DraftMetadataBuilder:
         causal: bool = True,
         sas_policy: SasPolicy = "upstream",
         guard_words: int = 16,
+        debug: bool | None = None,
     ) -> None:
         default_steps = capacity.num_draft_tokens if causal else 1
         self.config = BuilderConfig(
@@ -78,6 +84,7 @@ class DraftMetadataBuilder:
             causal=causal,
             sas_policy=sas_policy,
             guard_words=guard_words,
+            debug=os.environ.get(DEBUG_VARIABLE) == "1" if debug is None else debug,
         )
         self._session: Session | None = Session.open(self.config, generation=0)
         self._generation = 0

@@ -36,6 +36,7 @@ class BuilderConfig:
     causal: bool
     sas_policy: SasPolicy
     guard_words: int
+    debug: bool
 
     def __post_init__(self) -> None:
         self._check_groups()

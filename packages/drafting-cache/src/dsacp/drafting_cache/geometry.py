@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from dsacp.core import CapacityError, DraftCapacity, LayoutError, round_up
+from dsacp.core import CapacityError, DraftCapacity, LayoutError, check_whole, round_up
 from dsacp.drafting_cache.types import DraftBatch
 
 
@@ -49,7 +47,19 @@ def first_geometry(
     else:
         geometry = _eager_geometry(capacity, batch, dummy)
     _check(capacity, batch, geometry, step)
+    if step == 0:
+        _check_end(capacity, batch, geometry, dummy)
     return geometry
+
+
+def check_counts(batch: DraftBatch) -> None:
+    """Raise ``LayoutError`` unless every count of a batch is a whole number, 0 or more."""
+    for name in ("num_reqs", "num_tokens"):
+        check_whole(name, getattr(batch, name), 0)
+    for name in ("bucket", "num_tokens_padded", "num_reqs_padded"):
+        value = getattr(batch, name)
+        if value is not None:
+            check_whole(name, value, 0)
 
 
 def later_geometry(capacity: DraftCapacity, batch: DraftBatch) -> StepGeometry:
@@ -128,6 +138,31 @@ def _check_said(batch: DraftBatch, geometry: StepGeometry) -> None:
             )
 
 
+def _check_end(
+    capacity: DraftCapacity, batch: DraftBatch, geometry: StepGeometry, dummy: bool
+) -> None:
+    """Raise unless the starts of step 0 can end where its padded tokens do.
+
+    A bucket's do for batches of its own kind. Elsewhere FIA wants a dummy request to take what the
+    framework padded, and that needs a row.
+    """
+    if batch.bucket is not None:
+        if not capacity.admits(batch.bucket, batch.num_tokens, batch.num_reqs):
+            kind = capacity.kind(batch.bucket)
+            raise LayoutError(
+                f"expected a batch of the kind {kind} in bucket {batch.bucket}, {kind.query_len} "
+                f"tokens a request, found {batch.num_tokens} tokens of {batch.num_reqs} requests: "
+                "pass bucket=None to run it eager"
+            )
+    elif dummy and geometry.tokens > batch.num_tokens and geometry.rows == batch.num_reqs:
+        raise CapacityError(
+            f"{batch.num_reqs} requests end at {batch.num_tokens} of {geometry.tokens} padded "
+            f"tokens, num_reqs_padded={geometry.rows} leaves no row for a dummy request that takes "
+            f"the rest: pass num_reqs_padded={geometry.rows + 1}, or "
+            f"num_tokens_padded={batch.num_tokens}"
+        )
+
+
 def _check_room(capacity: DraftCapacity, geometry: StepGeometry, step: int) -> None:
     max_rows = capacity.max_reqs if step == 0 else capacity.max_rows
     max_tokens = capacity.max_tokens if step == 0 else capacity.max_rows
@@ -150,18 +185,3 @@ def _check(capacity: DraftCapacity, batch: DraftBatch, geometry: StepGeometry, s
             f"step {step} {made} {geometry.rows} requests and {geometry.tokens} tokens, the batch "
             f"has {batch.num_reqs} and {batch.num_tokens}: {do}"
         )
-    if batch.num_reqs < 0 or batch.query_start_loc.numel() <= batch.num_reqs:
-        raise LayoutError(
-            f"expected query_start_loc of at least {batch.num_reqs + 1} entries, found "
-            f"{batch.query_start_loc.numel()}"
-        )
-    _check_entries("seq_lens", batch.seq_lens, batch.num_reqs)
-    if batch.num_rejected is not None:
-        _check_entries("num_rejected", batch.num_rejected, batch.num_reqs)
-    if batch.drafts is not None:
-        _check_entries("drafts", batch.drafts, batch.num_reqs)
-
-
-def _check_entries(name: str, tensor: Tensor, count: int) -> None:
-    if tensor.numel() < count:
-        raise LayoutError(f"expected {name} of at least {count} entries, found {tensor.numel()}")

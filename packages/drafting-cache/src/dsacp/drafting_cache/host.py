@@ -2,16 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from dsacp.core import CapacityError, LayoutError, StaleAddressError
 from dsacp.drafting_cache.types import BoundInputs, DraftBatch, GroupSpec
-
-OPTIONAL = ("num_rejected", "drafts")
-"""Inputs of a request each that a batch need not have."""
 
 
 class PinnedRing:
@@ -22,7 +18,7 @@ class PinnedRing:
     """
 
     def __init__(self, max_reqs: int, device: torch.device, slots: int = 4) -> None:
-        words = 4 * max_reqs + 1
+        words = 3 * max_reqs + 1
         self._slots = [torch.empty(words, dtype=torch.int32, pin_memory=True) for _ in range(slots)]
         self._device = [torch.empty(words, dtype=torch.int32, device=device) for _ in range(slots)]
         self._events = [torch.Event(device=device) for _ in range(slots)]
@@ -33,18 +29,21 @@ class PinnedRing:
         index, self._next = self._next, (self._next + 1) % len(self._slots)
         self._events[index].synchronize()
         count, slot, target = batch.num_reqs, self._slots[index], self._device[index]
-        parts = [batch.query_start_loc[: count + 1], batch.seq_lens[:count]]
-        given = [name for name in OPTIONAL if getattr(batch, name) is not None]
-        parts += [getattr(batch, name)[:count] for name in given]
-        words = (2 + len(given)) * count + 1
+        starts, lengths = given_inputs(batch)
+        parts = [starts[: count + 1], lengths[:count]]
+        if batch.num_rejected is not None:
+            parts.append(batch.num_rejected[:count])
+        words = sum(part.numel() for part in parts)
         torch.cat(parts, out=slot[:words])
         target[:words].copy_(slot[:words], non_blocking=True)
         self._events[index].record()
-        starts, lengths, *others = target[:words].split_with_sizes(
-            [count + 1, *[count] * (1 + len(given))]
+        rejected = None if batch.num_rejected is None else target[2 * count + 1 : words]
+        return replace(
+            batch,
+            query_start_loc=target[: count + 1],
+            seq_lens=target[count + 1 : 2 * count + 1],
+            num_rejected=rejected,
         )
-        named: dict[str, Any] = dict(zip(given, others, strict=True))
-        return replace(batch, query_start_loc=starts, seq_lens=lengths, **named)
 
 
 def check_block_tables(
@@ -107,26 +106,64 @@ def check_same(
             )
 
 
-def _place(tensor: Tensor | None) -> tuple[object, ...]:
-    if tensor is None:
-        return ()
+def _place(tensor: Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
-def _describe(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return "none"
+def _describe(tensor: object) -> str:
+    if not isinstance(tensor, Tensor):
+        return f"{type(tensor).__name__}"
     return f"{tensor.data_ptr():#x} of shape {tuple(tensor.shape)} strides {tensor.stride()}"
+
+
+def given_inputs(batch: DraftBatch) -> tuple[Tensor, Tensor]:
+    """Return starts and lengths of a batch that is staged.
+
+    Raises:
+        LayoutError: one is missing, and none are bound.
+    """
+    starts, lengths = batch.query_start_loc, batch.seq_lens
+    if starts is None or lengths is None:
+        missing = "query_start_loc" if starts is None else "seq_lens"
+        raise LayoutError(
+            f"expected {missing} in the batch, found None: pass it, or bind(..., inputs=...) the "
+            "framework's persistent tensors"
+        )
+    return starts, lengths
 
 
 def check_batch(batch: DraftBatch, rows: int, device: torch.device) -> None:
     """Raise before any buffer is written unless a batch can be read; ``rows`` is the tables'."""
-    _check_readable("query_start_loc", batch.query_start_loc, device)
-    _check_readable("seq_lens", batch.seq_lens, device)
-    for name in OPTIONAL:
-        tensor: Tensor | None = getattr(batch, name)
-        if tensor is not None:
-            _check_readable(name, tensor, device)
+    starts, lengths = given_inputs(batch)
+    _check_readable("query_start_loc", starts, batch.num_reqs + 1, device)
+    for name, tensor in (("seq_lens", lengths), *_optional(batch)):
+        _check_readable(name, tensor, batch.num_reqs, device)
+        if tensor.device != starts.device:
+            raise LayoutError(
+                f"expected all inputs of a batch on one device, found query_start_loc on "
+                f"{starts.device} and {name} on {tensor.device}: move {name} there"
+            )
+    check_rows(batch, rows)
+
+
+def check_bound(batch: DraftBatch, rows: int, inputs: BoundInputs) -> None:
+    """Raise unless the tensors of a batch, where it has any, are the bound ones."""
+    names = [field.name for field in fields(BoundInputs) if field.name != "num_reqs"]
+    for name in names:
+        given, read = getattr(batch, name), getattr(inputs, name)
+        if given is None or given is read:
+            continue
+        if not _same_start(given, read):
+            raise StaleAddressError(
+                f"expected {name} of the batch as None or as bound, where builds read it, "
+                f"{_describe(read)}, found {_describe(given)}: write the values there, or "
+                "release() and bind without inputs"
+            )
+    check_rows(batch, rows)
+
+
+def check_rows(batch: DraftBatch, rows: int) -> None:
+    """Raise ``CapacityError`` for requests that a bound block table has no row for."""
     if batch.num_reqs > rows:
         raise CapacityError(
             f"a bound block table has {rows} rows, the batch has {batch.num_reqs} requests: bind "
@@ -134,13 +171,38 @@ def check_batch(batch: DraftBatch, rows: int, device: torch.device) -> None:
         )
 
 
-def _check_readable(name: str, tensor: Tensor, device: torch.device) -> None:
-    near = tensor.is_cpu or tensor.device.type == device.type
-    if not near or tensor.dtype is not torch.int32 or not tensor.is_contiguous():
+def _optional(batch: DraftBatch) -> list[tuple[str, Tensor]]:
+    return [] if batch.num_rejected is None else [("num_rejected", batch.num_rejected)]
+
+
+def _same_start(given: object, read: Tensor | None) -> bool:
+    """Whether a view begins where the bound tensor does, and is read alike."""
+    if read is None or not isinstance(given, Tensor):
+        return False
+    # an empty view has no address
+    empty = given.numel() == 0
+    return empty or (given.data_ptr(), given.dtype, given.stride()) == (
+        read.data_ptr(),
+        read.dtype,
+        read.stride(),
+    )
+
+
+def _check_readable(name: str, tensor: Tensor, count: int, device: torch.device) -> None:
+    if not isinstance(tensor, Tensor):
         raise LayoutError(
-            f"expected {name} as contiguous int32 on {device} or the host, found {tensor.dtype} "
-            f"strides {tensor.stride()} on {tensor.device}"
+            f"expected {name} as a tensor, found {type(tensor).__name__}: pass int32 on {device} "
+            "or the host"
         )
+    near = tensor.is_cpu or tensor.device == device
+    packed = tensor.dim() == 1 and tensor.is_contiguous()
+    if not near or tensor.dtype is not torch.int32 or not packed:
+        raise LayoutError(
+            f"expected {name} as contiguous 1-D int32 on {device} or the host, found "
+            f"{tensor.dtype} {tuple(tensor.shape)} strides {tensor.stride()} on {tensor.device}"
+        )
+    if tensor.numel() < count:
+        raise LayoutError(f"expected {name} of at least {count} entries, found {tensor.numel()}")
 
 
 def check_inputs(inputs: BoundInputs, max_reqs: int, device: torch.device) -> None:
@@ -150,17 +212,9 @@ def check_inputs(inputs: BoundInputs, max_reqs: int, device: torch.device) -> No
         "seq_lens": max_reqs,
         "num_rejected": max_reqs,
         "num_reqs": 1,
-        "drafts": max_reqs,
     }
     for name, size in sizes.items():
-        tensor: Tensor | None = getattr(inputs, name)
-        if tensor is None and name == "drafts":
-            continue
-        if not isinstance(tensor, Tensor):
-            raise LayoutError(
-                f"expected bound {name} as a tensor, found {type(tensor).__name__}: pass the "
-                "host's whole persistent buffer"
-            )
+        tensor: Tensor = getattr(inputs, name)
         near = tensor.device.type == device.type and tensor.is_contiguous()
         if tensor.dtype is not torch.int32 or tensor.numel() < size or not near:
             raise LayoutError(

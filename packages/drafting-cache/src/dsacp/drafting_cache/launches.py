@@ -55,7 +55,6 @@ def fields_launch(
         saturate=config.overflow == "saturate",
         repeat_padding=config.padding == "repeat",
         causal=config.causal,
-        drafts=inputs.drafts,
     )
 
 

@@ -14,8 +14,10 @@ from dsacp.drafting_cache.host import (
     PinnedRing,
     check_batch,
     check_block_tables,
+    check_bound,
     check_inputs,
     check_same,
+    given_inputs,
 )
 from dsacp.drafting_cache.launches import (
     clean_compressed,
@@ -28,6 +30,7 @@ from dsacp.drafting_cache.launches import (
 from dsacp.drafting_cache.plans import plan_table
 from dsacp.drafting_cache.prepared import Prepared
 from dsacp.drafting_cache.types import BoundInputs, DraftBatch, StepMetadata
+from dsacp.drafting_cache.values import check_bound_count, check_values
 from dsacp.drafting_cache.views import step_view
 from dsacp.kernels import stage_inputs
 
@@ -102,7 +105,7 @@ class Session:
         """Check a batch, clean tails of larger ones and copy moving inputs in one launch."""
         tables, inputs, _ = self._need_bound()
         config = self.config
-        check_batch(batch, self._rows, config.device)
+        self._check(batch, inputs, geometries[0], first)
         wanted = self._wanted(batch.num_reqs, batch.num_tokens, geometries)
         if not self._extents.match(wanted, first):
             tails = self._extents.tails(wanted, first)
@@ -113,19 +116,34 @@ class Session:
             self._extents.adopt(wanted, first)
         if inputs is not self.buffers.staging:
             return
-        if self._ring is not None and batch.query_start_loc.device.type == "cpu":
+        starts, lengths = given_inputs(batch)
+        if self._ring is not None and starts.is_cpu:
             batch = self._ring.to_device(batch)
+            starts, lengths = given_inputs(batch)
         stage_inputs(
-            batch.query_start_loc,
-            batch.seq_lens,
+            starts,
+            lengths,
             batch.num_rejected,
             batch.num_reqs,
             self.buffers.staging_block,
             config.capacity.max_reqs,
-            num_tokens=batch.num_tokens,
-            drafts=batch.drafts,
-            with_drafts=True,
         )
+
+    def _check(
+        self, batch: DraftBatch, inputs: BoundInputs, geometry: StepGeometry, first: int
+    ) -> None:
+        """Raise where a batch cannot be read, or contradicts itself as far as the host can see."""
+        debug = self.config.debug
+        uniform = batch.bucket is not None or first > 0
+        query_len = geometry.pad_query_len if uniform else None
+        if inputs is self.buffers.staging:
+            check_batch(batch, self._rows, inputs.num_reqs.device)
+            check_values(batch, *given_inputs(batch), query_len, debug)
+            return
+        check_bound(batch, self._rows, inputs)
+        if debug:
+            check_bound_count(batch, inputs.num_reqs)
+            check_values(batch, inputs.query_start_loc, inputs.seq_lens, query_len, debug)
 
     def refresh(self, geometries: Geometries) -> tuple[StepMetadata, ...]:
         """Compute steps from bound and staged inputs, keeping what a captured graph reads."""

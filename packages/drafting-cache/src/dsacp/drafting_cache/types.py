@@ -43,13 +43,16 @@ class GroupSpec:
 
 @dataclass(frozen=True)
 class DraftBatch:
-    """One step's batch as the host schedules it.
+    """One step's batch as the framework schedules it.
+
+    All tensors lie on one device, the builder's or the host's. After ``bind`` with ``BoundInputs``
+    a build reads those: here they are None, or the bound tensors themselves.
 
     Attributes:
         num_reqs: real requests; 0 on an idle data-parallel rank.
         num_tokens: real query tokens.
-        query_start_loc: int32 [>= num_reqs+1].
-        seq_lens: int32 [>= num_reqs], KV length including this step's queries.
+        query_start_loc: int32 [>= num_reqs+1], from 0 to ``num_tokens`` without falling.
+        seq_lens: int32 [>= num_reqs], KV length including this step's queries; never negative.
         num_rejected: int32 [>= num_reqs] draft tokens that verification refused, or None. None in
             a step >= 1 that the host itself has advanced.
         bucket: captured size to build for (step-0 tokens), or None for the batch's own size.
@@ -57,20 +60,16 @@ class DraftBatch:
             it pads without a bucket; in ``layout="tokens"`` also the rows of the steps after it.
         num_reqs_padded: its padded requests, likewise, in every step. A step >= 1 has one token a
             request: there either count says both, and the two must agree.
-        drafts: int32 [>= num_reqs], 0 where a request takes no part in steps >= 1, such as a chunk
-            of an unfinished prompt; None where all take part. A request without query tokens
-            takes none either way. Step 0 is the same for all.
     """
 
     num_reqs: int
     num_tokens: int
-    query_start_loc: Tensor
-    seq_lens: Tensor
+    query_start_loc: Tensor | None = None
+    seq_lens: Tensor | None = None
     num_rejected: Tensor | None = None
     bucket: int | None = None
     num_tokens_padded: int | None = None
     num_reqs_padded: int | None = None
-    drafts: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -85,14 +84,12 @@ class BoundInputs:
         seq_lens: int32 [>= R].
         num_rejected: int32 [>= R].
         num_reqs: int32 [1], real requests, kept on the device by the host.
-        drafts: int32 [>= max rows], see ``DraftBatch``; None where every request takes part.
     """
 
     query_start_loc: Tensor
     seq_lens: Tensor
     num_rejected: Tensor
     num_reqs: Tensor
-    drafts: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,12 @@ def group_block(
     query_start_loc,
     seq_lens,
     num_rejected,
-    drafts,
     table,
     arena,
     fields,
     step,
     block,
     real,
-    masked,
     table_rows,
     rows,
     tokens,
@@ -58,19 +56,14 @@ def group_block(
     stride, width = tl.load(table + 1), tl.load(table + 2).to(tl.int32)
     if step == 0:
         share = tl.cdiv(tokens, tp_size)
-        begin, end, length = given_rows(
-            query_start_loc, seq_lens, drafts, row, rows, tokens, masked, bank, CAUSAL
-        )
+        begin, end, length = given_rows(query_start_loc, seq_lens, row, rows)
         position, cached, request = first_tokens(
             query_start_loc,
             seq_lens,
-            drafts,
             row,
             block * BLOCK,
             real,
             rows,
-            tokens,
-            masked,
             bank,
             max_model_len,
             SATURATE,
@@ -98,16 +91,12 @@ def group_block(
     else:
         share = tl.cdiv(later_count, tp_size)
         position, cached, length, begin, end = later_rows(
-            query_start_loc,
             seq_lens,
             num_rejected,
-            drafts,
             row,
             step,
             real,
             rows,
-            tokens,
-            masked,
             bank,
             max_model_len,
             SATURATE,
@@ -136,7 +125,6 @@ def table_block(
     query_start_loc,
     seq_lens,
     num_rejected,
-    drafts,
     pointer,
     rope_bank,
     rope_layout,
@@ -144,9 +132,7 @@ def table_block(
     step,
     block,
     real,
-    masked,
     rows,
-    tokens,
     padded,
     later_padded,
     bank,
@@ -167,13 +153,10 @@ def table_block(
         position, _cached, _request = first_tokens(
             query_start_loc,
             seq_lens,
-            drafts,
             token,
             block * BLOCK,
             real,
             rows,
-            tokens,
-            masked,
             bank,
             max_model_len,
             SATURATE,
@@ -184,16 +167,12 @@ def table_block(
         count = padded
     else:
         position, _cached, _request, _begin, _end = later_rows(
-            query_start_loc,
             seq_lens,
             num_rejected,
-            drafts,
             token,
             step,
             real,
             rows,
-            tokens,
-            masked,
             bank,
             max_model_len,
             SATURATE,
