@@ -13,7 +13,7 @@ from dsacp.app.cli import app
 from dsacp.app.groups import kv_groups
 from dsacp.app.settings import ReplayConfig
 from dsacp.app.synthetic import synthetic_trace
-from dsacp.app.trace import TraceRequest, dump_trace
+from dsacp.app.trace import TraceRequest, dump_trace, trace_file
 from dsacp.core import CapacityError
 from dsacp.drafting_cache import GroupSpec
 
@@ -116,8 +116,33 @@ def test_the_report_is_known_to_be_writable_before_the_run(trace, tmp_path, monk
         assert run(*QUICK, "--trace", trace, "--json", path).exit_code == 2
 
 
+@pytest.mark.parametrize("alias", ["same", "symbolic", "hard"])
+def test_the_report_never_takes_the_place_of_the_trace(trace, tmp_path, monkeypatch, alias):
+    """``--json`` with the trace's own path wrote the report over the trace."""
+    monkeypatch.setattr(commands, "run_replay", lambda *_: pytest.fail("the replay ran"))
+    report = trace if alias == "same" else tmp_path / "alias"
+    if alias == "symbolic":
+        report.symlink_to(trace)
+    elif alias == "hard":
+        report.hardlink_to(trace)
+    result = run(*QUICK, "--trace", trace, "--json", report)
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "which the run reads" in line
+    assert run(*QUICK, "--json", trace_file(None)).exit_code == 2, "the packaged trace"
+
+
+@pytest.mark.parametrize("option", ["--trace", "--json"])
+def test_names_that_no_file_system_takes_exit_with_2(trace, option):
+    """A name of 300 letters exited with 3 and a traceback."""
+    result = run(*QUICK, "--trace", trace, option, trace.with_name("x" * 300))
+    assert result.exit_code == 2
+    (line,) = result.stderr.splitlines()
+    assert "name too long" in line
+
+
 def test_a_report_that_cannot_be_written_after_all_is_no_mismatch(trace, tmp_path, monkeypatch):
-    monkeypatch.setattr(commands, "check_output", lambda _path: None)
+    monkeypatch.setattr(commands, "check_output", lambda *_, **__: None)
     result = run(*QUICK, "--trace", trace, "--json", tmp_path)
     assert result.exit_code == 2
     assert "to take the report, found: " in result.stderr

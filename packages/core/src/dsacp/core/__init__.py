@@ -1,4 +1,4 @@
-"""Token shards, capacities, buckets, buffer regions and errors: plain integers, no torch."""
+"""Token shards, capacities, buckets, buffer regions, errors, output files: all without torch."""
 
 from dsacp.core.buckets import Uniform
 from dsacp.core.capacity import DraftCapacity, StepLayout, align_capture_sizes
@@ -14,6 +14,7 @@ from dsacp.core.errors import (
     StaleValueError,
     UnsupportedHostError,
 )
+from dsacp.core.output import check_output, write_whole
 from dsacp.core.region import GUARD_WORD, BufferRegion, check_disjoint
 from dsacp.core.shard import TokenShard, round_up
 
@@ -37,6 +38,8 @@ __all__ = [
     "UnsupportedHostError",
     "align_capture_sizes",
     "check_disjoint",
+    "check_output",
     "check_whole",
     "round_up",
+    "write_whole",
 ]

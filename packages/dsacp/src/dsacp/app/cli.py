@@ -1,5 +1,7 @@
 """The ``dsacp`` command. Torch is imported when a command runs, so that help is fast."""
 
+import contextlib
+import os
 import sys
 import traceback
 
@@ -11,6 +13,7 @@ from dsacp.app.cli_doctor import doctor
 from dsacp.app.cli_explain import explain
 from dsacp.app.cli_replay import replay
 from dsacp.app.demo import serve_demo
+from dsacp.app.signals import Stopped, ends_on_signals
 
 app = typer.Typer(
     help="Graph-safe draft metadata for DSA context parallelism.",
@@ -27,9 +30,18 @@ app.command("serve-demo", context_settings=_PASSED_ON, add_help_option=False)(se
 
 
 def main() -> None:
-    """Run the command; exits with 3 on a defect, for 1 says that something differs."""
+    """Run the command; exits with 3 on a defect, for 1 says that something differs.
+
+    A signal ends it with 128 + its number, at once: threads and peers have nothing to add.
+    """
     try:
-        app()
+        with ends_on_signals():
+            app()
+    except Stopped as stopped:
+        with contextlib.suppress(OSError):
+            print(stopped, file=sys.stderr)
+            sys.stdout.flush()
+        os._exit(stopped.code)
     except Exception:
         traceback.print_exc()
         sys.exit(DEFECT)

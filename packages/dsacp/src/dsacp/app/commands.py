@@ -8,13 +8,12 @@ import torch
 from rich.console import Console
 
 from dsacp.app.distributed import enter_processes, is_first, leave_processes
-from dsacp.app.files import check_output
 from dsacp.app.progress import bar
 from dsacp.app.report import print_report, write_json
 from dsacp.app.session import make_setup, run_replay
 from dsacp.app.settings import ReplayConfig
-from dsacp.app.trace import TraceRequest
-from dsacp.core import LayoutError, check_whole
+from dsacp.app.trace import TraceRequest, trace_file
+from dsacp.core import LayoutError, check_output, check_whole
 from dsacp.sas_metadata import SasSpec, plan_sas
 from dsacp.sas_metadata import explain as explain_words
 
@@ -25,7 +24,7 @@ def prepare(config: ReplayConfig, trace: Sequence[TraceRequest]) -> None:
     Raises:
         DsacpError: settings contradict each other, or do not fit the trace or the processes.
     """
-    check_output(config.json)
+    check_output("--json", config.json, reads=[trace_file(config.trace)])
     enter_processes(config)
     make_setup(config, trace)
 

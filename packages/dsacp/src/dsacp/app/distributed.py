@@ -2,7 +2,8 @@
 
 import gc
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +15,7 @@ from dsacp.app.drivers import Driver, Pair
 from dsacp.app.executors import DraftRun, TargetRun
 from dsacp.app.result import ReplayResult
 from dsacp.app.settings import ReplayConfig
+from dsacp.app.workers import WorkerError, end_with_parent
 from dsacp.core import LayoutError
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -37,6 +39,7 @@ def enter_processes(config: ReplayConfig) -> None:
     """
     if not launched():
         return
+    end_with_parent()  # torchrun ends its processes, unless it is killed itself
     processes, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     if processes != config.tp:
         raise LayoutError(
@@ -72,6 +75,21 @@ def gather_results(own: ReplayResult) -> ReplayResult:
     for other in others:
         first.join(other)
     return first
+
+
+@contextmanager
+def names_lost_peers() -> Iterator[None]:
+    """Raise ``WorkerError`` where a collective finds that another process is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = " ".join(str(error).split())
+        if isinstance(error, dist.DistError) or "gloo" in text:
+            raise WorkerError(
+                f"expected every rank to take part to the end, found {text[:200]}: see what the "
+                "rank that ended first says"
+            ) from error
+        raise
 
 
 @dataclass(frozen=True)

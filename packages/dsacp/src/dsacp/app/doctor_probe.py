@@ -4,6 +4,8 @@ import importlib
 import json
 import sys
 
+from dsacp.app.workers import end_with_parent
+
 
 def reasons(engine: str) -> list[str]:
     """Return every mismatch between the installed engine and what the plug-in stands on."""
@@ -21,4 +23,5 @@ def reasons(engine: str) -> list[str]:
 
 
 if __name__ == "__main__":
+    end_with_parent()  # an engine takes minutes to import, for nobody then
     print(json.dumps(reasons(sys.argv[1])))

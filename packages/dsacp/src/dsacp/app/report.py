@@ -8,6 +8,7 @@ from rich.table import Table
 
 from dsacp.app.result import ReplayResult
 from dsacp.app.settings import SettingsError
+from dsacp.core import write_whole
 
 
 def print_report(result: ReplayResult, console: Console) -> None:
@@ -51,7 +52,7 @@ def write_json(result: ReplayResult, path: Path) -> None:
         SettingsError: the file could not be written after all.
     """
     try:
-        path.write_text(json.dumps(result.as_json(), indent=2) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(result.as_json(), indent=2) + "\n")
     except OSError as error:
         raise SettingsError(f"expected --json {path} to take the report, found: {error}") from None
 

@@ -1,10 +1,8 @@
 """Puts a replay together from its settings, in one process or in several."""
 
-import multiprocessing
 import os
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 
 import torch
 
@@ -26,6 +24,7 @@ from dsacp.app.replay import Progress, Replay
 from dsacp.app.result import ReplayResult
 from dsacp.app.settings import ReplayConfig, SettingsError, resolve
 from dsacp.app.trace import TraceRequest
+from dsacp.app.workers import run_workers
 from dsacp.core import CapacityError, LayoutError
 
 
@@ -38,21 +37,21 @@ def run_replay(
     ``distributed.enter_processes``) every process has one rank and returns what all found.
 
     Raises:
-        DsacpError: settings contradict each other, or a guard found a broken invariant.
+        DsacpError: settings contradict each other, a guard found a broken invariant, or a process
+            was lost.
     """
     if distributed.launched():
-        own = run_ranks(config, trace, distributed.own_ranks(), progress)
-        return distributed.gather_results(own)
+        with distributed.names_lost_peers():
+            own = run_ranks(config, trace, distributed.own_ranks(), progress)
+            return distributed.gather_results(own)
     workers = worker_count(config)
-    shares = [tuple(range(config.tp))[index::workers] for index in range(workers)]
+    ranks = tuple(range(config.tp))
     if workers == 1:
-        return run_ranks(config, trace, shares[0], progress)
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers - 1, mp_context=context) as pool:
-        others = [pool.submit(run_ranks, config, trace, share, _silent) for share in shares[1:]]
-        result = run_ranks(config, trace, shares[0], progress)
-        for other in others:
-            result.join(other.result())
+        return run_ranks(config, trace, ranks, progress)
+    shares = [(config, trace, ranks[index::workers]) for index in range(workers)]
+    result, *others = run_workers(run_ranks, shares, progress)
+    for other in others:
+        result.join(other)
     return result
 
 
@@ -166,8 +165,3 @@ def _modelled(
     conversations = Conversations(lengths, model.vocab_size, model.seed)
     driver = ModelDriver(eager, graph, conversations, result)
     return distributed.AgreeingDriver(driver) if spread else driver, (eager, graph)
-
-
-def _silent(finished: int, steps: int) -> None:
-    """Report nothing."""
-    del finished, steps

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -84,10 +85,21 @@ def dump_trace(requests: Iterable[TraceRequest]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
+def trace_file(path: Path | None) -> Path | None:
+    """Return the file that ``load_trace`` reads; None if the packaged trace lies in no file."""
+    if path is not None:
+        return path
+    packaged = _packaged()
+    return packaged if isinstance(packaged, Path) else None
+
+
+def _packaged() -> Traversable:
+    return resources.files("dsacp.app") / "data" / DEFAULT_TRACE
+
+
 def _read(path: Path | None) -> tuple[str, str]:
     if path is None:
-        source = resources.files("dsacp.app") / "data" / DEFAULT_TRACE
-        return DEFAULT_TRACE, source.read_text(encoding="utf-8")
+        return DEFAULT_TRACE, _packaged().read_text(encoding="utf-8")
     return str(path), read_text(path, TraceError)
 
 
