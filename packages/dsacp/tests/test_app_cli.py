@@ -251,7 +251,7 @@ def test_the_demo_gets_its_arguments_and_its_exit_code_is_ours(monkeypatch):
     seen = []
     stand_in = SimpleNamespace(main=lambda arguments: seen.append(arguments) or 1)
     monkeypatch.setattr(demo, "find_spec", lambda module: module)
-    monkeypatch.setattr(demo.importlib, "import_module", lambda _name: stand_in)
+    monkeypatch.setitem(sys.modules, "dsacp.vllm.demo", stand_in)
     assert run("serve-demo", "--tp", 2, "--verbose").exit_code == 1
     assert seen == [["--tp", "2", "--verbose"]]
 
