@@ -26,9 +26,9 @@ def test_random_batches(data: st.DataObject, check_draft) -> None:
     starts = [sum(queries[:index]) for index in range(reqs + 1)]
     history = st.lists(st.integers(0, 120), min_size=reqs, max_size=reqs)
     lens = [a and a + q for a, q in zip(data.draw(history, "history"), queries, strict=True)]
-    rejected = [
-        data.draw(st.integers(0, q)) if n else 0 for q, n in zip(queries, lens, strict=True)
-    ]
+    rejected = data.draw(st.lists(st.integers(-3, 9), min_size=reqs, max_size=reqs), "rejected")
+    mask = st.lists(st.integers(-1, 1), min_size=reqs, max_size=reqs)
+    drafts = data.draw(st.none() | mask, "drafts")
     later = data.draw(st.integers(reqs, reqs + 9), "later rows")
     steps = data.draw(st.integers(0, 3), "later steps")
     tp = data.draw(st.integers(1, 9), "tp")
@@ -38,8 +38,10 @@ def test_random_batches(data: st.DataObject, check_draft) -> None:
         starts=starts,
         lens=lens,
         rejected=rejected,
+        drafts=drafts,
         rows=[reqs + data.draw(st.integers(0, 4), "padded rows")] + [later] * steps,
-        tokens=[starts[-1] + data.draw(st.integers(0, 9), "padded tokens")] + [later] * steps,
+        tokens=[max(starts[-1] + data.draw(st.integers(-9, 9), "padded tokens"), 0)]
+        + [later] * steps,
         first_step=data.draw(st.sampled_from([0, 0, 1, 3]), "first step"),
         num_banks=7,
         tp=tp,

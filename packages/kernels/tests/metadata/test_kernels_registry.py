@@ -82,11 +82,11 @@ def operator_calls() -> dict[str, tuple[object, ...]]:
     steps = ([2], [3], [4], [6], [3], [1])
     return {
         "clear_tails": (words, layout, bank, rope_layout, 4, 0, *steps, "auto"),
-        "stage_inputs": (starts, lens, None, 2, words, 4, "auto"),
+        "stage_inputs": (starts, lens, None, lens, 2, 3, words, 4, True, "auto"),
         "slot_mapping": (lens, lens - 5, table, 4, torch.zeros(2, **WORD), False, "auto"),
         "rope_gather": (lens, cos, cos, torch.zeros(2, 4), torch.zeros(2, 4), "auto"),
         "draft_steps": (
-            *(starts, lens, lens - lens, torch.tensor([2], **WORD), [table, cos, cos]),
+            *(starts, lens, lens - lens, torch.tensor([2], **WORD), None, [table, cos, cos]),
             *(torch.zeros(5, dtype=torch.int64), words, layout, bank, rope_layout),
             *([1, 1, 4, 2, 3, 0, 1, 0, 2, 64, 0, 0, 1], "auto"),
         ),

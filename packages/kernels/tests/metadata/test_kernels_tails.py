@@ -78,6 +78,17 @@ def test_staging_block(check_staging, reqs: int, rows: int, with_rejected: bool)
     check_staging("reference", reqs, rows, with_rejected)
 
 
+@pytest.mark.parametrize("drafts", ["all", "some"])
+@pytest.mark.parametrize(("reqs", "rows"), [(3, 7), (0, 4), (1, 1)])
+def test_staging_block_with_a_mask(check_staging, reqs: int, rows: int, drafts: str) -> None:
+    check_staging("reference", reqs, rows, True, drafts=drafts)
+
+
+def test_staged_starts_stay_inside_the_announced_tokens(check_staging) -> None:
+    """A batch of 10 announced tokens whose starts ended at 12 got 12 live slots."""
+    check_staging("reference", 4, 5, True, num_tokens=10)
+
+
 def test_staging_refuses_more_requests_than_it_holds() -> None:
     """vllm-ascend #16168's kind: 5 requests in a block of 4 must not spill over."""
     out = torch.full((40,), POISON, **WORD)

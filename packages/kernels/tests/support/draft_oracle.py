@@ -44,6 +44,7 @@ class DraftCase:
     causal: bool = True
     absent: frozenset[tuple[int, int, str]] = frozenset()
     told: int | None = None
+    drafts: list[int] | None = None
     rope_gap: int = GAP
 
     @property
@@ -71,17 +72,35 @@ def make_tables(case: DraftCase) -> list[Tensor]:
     return tables
 
 
+def given_start(case: DraftCase, row: int) -> int:
+    """A request's start, or the last one's end: never outside the first step's tokens."""
+    return min(max(case.starts[row], 0), case.tokens[0])
+
+
+def oracle_rejected(case: DraftCase, row: int) -> int:
+    """Nothing below none of the row's query tokens can be rejected, and nothing above all."""
+    return min(max(case.rejected[row], 0), given_start(case, row + 1) - given_start(case, row))
+
+
+def takes_part(case: DraftCase, row: int) -> bool:
+    """Whether a request drafts: it has a query token, and its mask is not 0."""
+    chosen = case.drafts is None or case.drafts[row] != 0
+    return chosen and given_start(case, row) < given_start(case, row + 1)
+
+
 def oracle_length(case: DraftCase, row: int, step: int) -> tuple[int, bool]:
     """A row's length, and whether its tokens have slots."""
     if row >= case.num_reqs or case.lens[row] == 0:
         return 0, True
-    length = case.lens[row] - (case.rejected[row] - step if step else 0)
     alone = case.causal and case.first_step > 0
+    if (step > 0 or alone) and not takes_part(case, row):
+        return 0, True
+    length = case.lens[row] - (oracle_rejected(case, row) - step if step else 0)
     over = (step > 0 or alone) and length > case.max_model_len
     if case.saturate:
         return (case.max_model_len if over else length), True
     was_over = alone and case.lens[row] > case.max_model_len
-    own = case.lens[row] - (case.rejected[row] if step else 0)
+    own = case.lens[row] - (oracle_rejected(case, row) if step else 0)
     short = (step > 0 or alone) and own <= (case.first_step if case.causal else 0)
     return (1, False) if over or was_over or short else (length, True)
 
@@ -92,15 +111,15 @@ def oracle_rows(case: DraftCase, step: int) -> tuple[list[int], list[int], list[
     starts, lens, first = [], [], []
     for row in range(count + 1):
         if row <= real:
-            starts.append(case.starts[row] if step == 0 else row)
+            starts.append(given_start(case, row) if step == 0 else row)
         elif case.repeat:
-            starts.append(case.starts[real] if step == 0 else real)
+            starts.append(given_start(case, real) if step == 0 else real)
         elif step:
             starts.append(row)
         elif row == count:
             starts.append(case.tokens[0])
         else:
-            grown = case.starts[real] + (row - real) * case.pad_query_len
+            grown = given_start(case, real) + (row - real) * case.pad_query_len
             starts.append(min(grown, case.tokens[0]))
     for row in range(count):
         length, cached = oracle_length(case, row, step)
@@ -224,6 +243,7 @@ def run_case(case: DraftCase, impl: str, device: str = "cpu") -> None:
         case.repeat,
         case.causal,
         impl,
+        None if case.drafts is None else staged(case.drafts, case.rows[0]),
     )
     assert arena.tolist() == expected.tolist()
     assert torch.equal(bank.cpu().view(torch.int32), expected_rope.view(torch.int32))

@@ -6,6 +6,9 @@ BASE = DraftCase([0, 4, 8, 12], [100, 57, 9], [0, 0, 0], [4, 16, 16], [16, 16, 1
 MIXED = DraftCase([0, 5, 6, 10], [5, 40, 20], [0, 0, 4], [4, 16], [16, 16], tp=4)
 ALONE = DraftCase([0, 1, 2, 3], [100, 101, 64], [0] * 3, [4], [16], tp=2, max_model_len=100)
 TWO_GROUPS = BASE.with_(block_sizes=(16, 64), table_widths=(40, 9))
+SILENT = DraftCase(
+    [0, 4, 4, 6, 6], [40, 30, 20, 5], [0, 0, 2, 1], [5, 8, 8], [8, 8, 8], tp=4, max_model_len=41
+)
 SCENARIOS = {
     "dummy_tokens_layout": BASE,
     "requests_layout": BASE.with_(rows=[4, 4, 4], tokens=[16, 4, 4]),
@@ -55,4 +58,23 @@ SCENARIOS = {
         )
     ),
     "long_prefill": DraftCase([0, 131, 132], [131, 800], [0, 1], [3, 4], [200, 4], tp=8, rank=5),
+    "silent_rows": SILENT,
+    "silent_rows_repeat": SILENT.with_(repeat=True, saturate=True, rank=2),
+    "drafts_mask": BASE.with_(drafts=[1, 0, 7]),
+    "drafts_mask_of_nobody": BASE.with_(drafts=[0, 0, 0], saturate=True),
+    "drafts_mask_overflow": BASE.with_(lens=[99, 99, 4], max_model_len=100, drafts=[1, 0, 0]),
+    "drafts_mask_past_the_batch": MIXED.with_(rows=[9, 12], tokens=[16, 12], drafts=[0, -1, 0]),
+    "drafts_mask_non_causal": MIXED.with_(causal=False, drafts=[0, 1, 0]),
+    "alone_masked": ALONE.with_(first_step=1, drafts=[0, 1, 0]),
+    "alone_masked_saturate": ALONE.with_(first_step=2, saturate=True, drafts=[0, 0, 1], rank=1),
+    "alone_masked_then_more": ALONE.with_(
+        first_step=1, lens=[9, 100, 50], rows=[4] * 3, tokens=[4] * 3, drafts=[1, 1, 0]
+    ),
+    "alone_silent_row": ALONE.with_(first_step=1, starts=[0, 1, 1, 2]),
+    "too_many_rejected": BASE.with_(rejected=[7, 5, 2**31 - 1]),
+    "fewer_than_none_rejected": BASE.with_(rejected=[-2, -(2**31), -1], saturate=True),
+    "starts_past_the_tokens": DraftCase(
+        [0, 4, 8, 12], [10, 20, 30], [0] * 3, [3] * 3, [10, 3, 3], tp=4
+    ),
+    "starts_outside_the_tokens": BASE.with_(starts=[-9, 4, 8, 2**31 - 1], repeat=True, rank=3),
 }

@@ -3,6 +3,7 @@
 import itertools
 import random
 from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -80,22 +81,42 @@ def run_tails(
     assert rope_bank.tolist() == bank
 
 
-def run_staging(impl: str, reqs: int, rows: int, with_rejected: bool, device: str = "cpu") -> None:
+def run_staging(
+    impl: str,
+    reqs: int,
+    rows: int,
+    with_rejected: bool,
+    device: str = "cpu",
+    drafts: Literal["absent", "all", "some"] = "absent",
+    num_tokens: int | None = None,
+) -> None:
+    """Stage ``reqs`` requests of 3 tokens; ``drafts`` says which mask the block ends with."""
     starts = [index * 3 for index in range(reqs + 1)]
     lens, rejected = [50 + row for row in range(reqs)], [row % 4 for row in range(reqs)]
-    out = words([POISON] * (3 * rows + 5), device)
+    mask = [row % 3 for row in range(reqs)]
+    regions = 3 if drafts == "absent" else 4
+    out = words([POISON] * (regions * rows + 5), device)
+    options: dict[str, Any] = {"with_drafts": drafts == "all"}
+    if drafts == "some":
+        options["drafts"] = words([*mask, 977], device)
+    if num_tokens is not None:
+        options["num_tokens"] = num_tokens
+        starts = [min(start, num_tokens) for start in starts]
     stage_inputs(
-        words([*starts, 977], device),
+        words([*range(0, 3 * reqs + 1, 3), 977], device),
         words([*lens, 977], device),
         words([*rejected, 977], device) if with_rejected else None,
         reqs,
         out,
         rows,
         impl,
+        **options,
     )
     pad = rows - reqs
     expected = [reqs, *starts, *starts[-1:] * pad, *lens, *[0] * pad]
     expected += [*rejected, *[0] * pad] if with_rejected else [0] * rows
+    if drafts != "absent":
+        expected += (mask if drafts == "some" else [1] * reqs) + [1] * pad
     assert out.tolist() == expected + [POISON] * 3
 
 

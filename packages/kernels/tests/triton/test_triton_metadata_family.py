@@ -96,6 +96,12 @@ def test_staging(check_staging, reqs: int, rows: int, with_rejected: bool) -> No
     check_staging(IMPL, reqs, rows, with_rejected, DEVICE)
 
 
+@pytest.mark.parametrize("drafts", ["all", "some"])
+@pytest.mark.parametrize(("reqs", "rows"), [(3, 7), (0, 4), (257, 300)])
+def test_staging_of_a_mask(check_staging, reqs: int, rows: int, drafts: str) -> None:
+    check_staging(IMPL, reqs, rows, True, DEVICE, drafts=drafts, num_tokens=2 * reqs)
+
+
 @pytest.mark.parametrize("fmt", ["flat", "block_offset"])
 @pytest.mark.parametrize("block_size", [1, 24, 128])
 def test_slots(check_slots, block_size: int, fmt: str) -> None:

@@ -66,7 +66,7 @@ def allocate(
         for group in groups
         if group.compressor
     }
-    sizes = [(STAGING, 3 * capacity.max_reqs + 2)]
+    sizes = [(STAGING, 4 * capacity.max_reqs + 2)]
     for group in groups:
         for step in range(num_steps):
             sizes.extend(_word_fields(capacity, group, step))
@@ -166,5 +166,6 @@ def _staging_views(block: Tensor, rows: int) -> BoundInputs:
         num_reqs=block[:1],
         query_start_loc=block[1 : rows + 2],
         seq_lens=block[rows + 2 : 2 * rows + 2],
-        num_rejected=block[2 * rows + 2 :],
+        num_rejected=block[2 * rows + 2 : 3 * rows + 2],
+        drafts=block[3 * rows + 2 :],
     )

@@ -2,12 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dsacp.core import CapacityError, LayoutError, StaleAddressError
 from dsacp.drafting_cache.types import BoundInputs, DraftBatch, GroupSpec
+
+OPTIONAL = ("num_rejected", "drafts")
+"""Inputs of a request each that a batch need not have."""
 
 
 class PinnedRing:
@@ -18,7 +22,7 @@ class PinnedRing:
     """
 
     def __init__(self, max_reqs: int, device: torch.device, slots: int = 4) -> None:
-        words = 3 * max_reqs + 1
+        words = 4 * max_reqs + 1
         self._slots = [torch.empty(words, dtype=torch.int32, pin_memory=True) for _ in range(slots)]
         self._device = [torch.empty(words, dtype=torch.int32, device=device) for _ in range(slots)]
         self._events = [torch.Event(device=device) for _ in range(slots)]
@@ -31,19 +35,17 @@ class PinnedRing:
         count, slot, target = batch.num_reqs, self._slots[index], self._device[index]
         starts, lengths = given_inputs(batch)
         parts = [starts[: count + 1], lengths[:count]]
-        if batch.num_rejected is not None:
-            parts.append(batch.num_rejected[:count])
-        words = sum(part.numel() for part in parts)
+        given = [name for name in OPTIONAL if getattr(batch, name) is not None]
+        parts += [getattr(batch, name)[:count] for name in given]
+        words = (2 + len(given)) * count + 1
         torch.cat(parts, out=slot[:words])
         target[:words].copy_(slot[:words], non_blocking=True)
         self._events[index].record()
-        rejected = None if batch.num_rejected is None else target[2 * count + 1 : words]
-        return replace(
-            batch,
-            query_start_loc=target[: count + 1],
-            seq_lens=target[count + 1 : 2 * count + 1],
-            num_rejected=rejected,
+        starts, lengths, *others = target[:words].split_with_sizes(
+            [count + 1, *[count] * (1 + len(given))]
         )
+        named: dict[str, Any] = dict(zip(given, others, strict=True))
+        return replace(batch, query_start_loc=starts, seq_lens=lengths, **named)
 
 
 def check_block_tables(
@@ -106,7 +108,9 @@ def check_same(
             )
 
 
-def _place(tensor: Tensor) -> tuple[object, ...]:
+def _place(tensor: Tensor | None) -> tuple[object, ...]:
+    if tensor is None:
+        return ()
     return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
@@ -172,7 +176,8 @@ def check_rows(batch: DraftBatch, rows: int) -> None:
 
 
 def _optional(batch: DraftBatch) -> list[tuple[str, Tensor]]:
-    return [] if batch.num_rejected is None else [("num_rejected", batch.num_rejected)]
+    named = ((name, getattr(batch, name)) for name in OPTIONAL)
+    return [(name, tensor) for name, tensor in named if tensor is not None]
 
 
 def _same_start(given: object, read: Tensor | None) -> bool:
@@ -212,9 +217,17 @@ def check_inputs(inputs: BoundInputs, max_reqs: int, device: torch.device) -> No
         "seq_lens": max_reqs,
         "num_rejected": max_reqs,
         "num_reqs": 1,
+        "drafts": max_reqs,
     }
     for name, size in sizes.items():
-        tensor: Tensor = getattr(inputs, name)
+        tensor: Tensor | None = getattr(inputs, name)
+        if tensor is None and name == "drafts":
+            continue
+        if not isinstance(tensor, Tensor):
+            raise LayoutError(
+                f"expected bound {name} as a tensor, found {type(tensor).__name__}: pass the "
+                "host's whole persistent buffer"
+            )
         near = tensor.device.type == device.type and tensor.is_contiguous()
         if tensor.dtype is not torch.int32 or tensor.numel() < size or not near:
             raise LayoutError(

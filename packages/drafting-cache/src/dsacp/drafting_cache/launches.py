@@ -55,6 +55,7 @@ def fields_launch(
         saturate=config.overflow == "saturate",
         repeat_padding=config.padding == "repeat",
         causal=config.causal,
+        drafts=inputs.drafts,
     )
 
 

@@ -127,6 +127,9 @@ class Session:
             batch.num_reqs,
             self.buffers.staging_block,
             config.capacity.max_reqs,
+            num_tokens=batch.num_tokens,
+            drafts=batch.drafts,
+            with_drafts=True,
         )
 
     def _check(

@@ -60,6 +60,9 @@ class DraftBatch:
             it pads without a bucket; in ``layout="tokens"`` also the rows of the steps after it.
         num_reqs_padded: its padded requests, likewise, in every step. A step >= 1 has one token a
             request: there either count says both, and the two must agree.
+        drafts: int32 [>= num_reqs], 0 where a request takes no part in steps >= 1, such as a chunk
+            of an unfinished prompt; None where all take part. A request without query tokens
+            takes none either way. Step 0 is the same for all.
     """
 
     num_reqs: int
@@ -70,6 +73,7 @@ class DraftBatch:
     bucket: int | None = None
     num_tokens_padded: int | None = None
     num_reqs_padded: int | None = None
+    drafts: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,14 @@ class BoundInputs:
         seq_lens: int32 [>= R].
         num_rejected: int32 [>= R].
         num_reqs: int32 [1], real requests, kept on the device by the host.
+        drafts: int32 [>= max rows], see ``DraftBatch``; None where every request takes part.
     """
 
     query_start_loc: Tensor
     seq_lens: Tensor
     num_rejected: Tensor
     num_reqs: Tensor
+    drafts: Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ def _draft_steps_op(
     seq_lens: Tensor,
     num_rejected: Tensor,
     num_reqs: Tensor,
+    drafts: Tensor | None,
     tables: Sequence[Tensor],
     pointers: Tensor,
     arena: Tensor,
@@ -40,6 +41,7 @@ def _draft_steps_op(
         seq_lens,
         num_rejected,
         num_reqs,
+        drafts,
         tables,
         pointers,
         arena,
@@ -75,20 +77,26 @@ def prepare_draft_steps(
     repeat_padding: bool,
     causal: bool,
     impl: Impl = "auto",
+    drafts: Tensor | None = None,
 ) -> Callable[[], None]:
     """Check a ``draft_steps`` call once; what is returned runs it, again and again.
 
     A call computes the metadata of every step and group from step 0's state, in place.
     The first computed step takes the batch as given; each later one has one token a request and
     the length ``seq_len - rejected + j``. A request of length 0 is padding in every step: its
-    positions and lengths are 0 and its tokens have slot -1. So have tokens whose block is negative
-    or outside the table, whose slot would pass int32, and, in every group, of requests past the
-    smallest table's rows. RoPE rows cover all padded tokens.
+    positions and lengths are 0 and its tokens have slot -1. So it is, in draft steps >= 1, with a
+    request without query tokens and with one that ``drafts`` leaves out. Without a slot are also
+    tokens whose block is negative or outside the table, whose slot would pass int32, and, in every
+    group, of requests past the smallest table's rows. RoPE rows cover all padded tokens.
+
+    Counts are not trusted: ``num_reqs``, starts and rejected counts are clamped to the step.
+    Falling starts are the caller's to refuse.
 
     Args:
-        query_start_loc: int32 [>= rows + 1]; entries past ``num_reqs`` are ignored.
+        query_start_loc: int32 [>= rows + 1], clamped to [0, the first step's token count]; entries
+            past ``num_reqs`` are ignored.
         seq_lens: int32 [>= rows], KV lengths with this step's queries and rejected tokens.
-        num_rejected: int32 [>= rows], ``0 <= rejected <= query length``.
+        num_rejected: int32 [>= rows], clamped to [0, query length].
         num_reqs: int32 [1], real requests; read on the device, so a replay may change it.
         block_tables: a group each, int32 [R, M] with unit column stride, read in place.
         cos_tables: a RoPE configuration each, fp32 [L, rd]; row 0 is cos 1.
@@ -117,6 +125,8 @@ def prepare_draft_steps(
         repeat_padding: padded query starts repeat the last real one instead of growing.
         causal: False for mutually visible query blocks (spec ascend 6).
         impl: forces "reference" or "triton".
+        drafts: int32 [>= rows]; 0 leaves a request out of draft steps >= 1, the first computed one
+            too where it is one of them (a causal step, ``first_step`` > 0). None leaves out nobody.
 
     Raises:
         LayoutError: dtypes, shapes or integers contradict each other.
@@ -124,7 +134,7 @@ def prepare_draft_steps(
             small for the counts.
     """
     check_steps(row_counts, token_counts, tp_size, tp_rank)
-    check_inputs(query_start_loc, seq_lens, num_rejected, num_reqs, row_counts[0])
+    check_inputs(query_start_loc, seq_lens, num_rejected, num_reqs, drafts, row_counts[0])
     check_banks(
         block_tables,
         block_sizes,
@@ -164,6 +174,7 @@ def prepare_draft_steps(
         seq_lens,
         num_rejected,
         num_reqs,
+        drafts,
         (*block_tables, *cos_tables, *sin_tables),
         pointers,
         arena,

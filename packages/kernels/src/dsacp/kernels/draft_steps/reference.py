@@ -24,6 +24,7 @@ def draft_steps(
     seq_lens: Tensor,
     num_rejected: Tensor,
     num_reqs: Tensor,
+    drafts: Tensor | None,
     tables: Sequence[Tensor],
     pointers: Tensor,  # noqa: ARG001  # addresses are for the device kernel; torch has the tensors
     arena: Tensor,
@@ -39,21 +40,27 @@ def draft_steps(
     shards = [TokenShard(tokens, call.tp_size, call.tp_rank) for tokens in call.token_counts]
     rows = row_counts[0]
     real = num_reqs.clamp(0, rows)
-    last = query_start_loc.index_select(0, real)
+    given = query_start_loc[: rows + 1].clamp(0, shards[0].num_tokens)
+    last = given.index_select(0, real)
     lens = seq_lens[:rows] * (torch.arange(rows, device=arena.device) < real)
     pad_len = None if call.repeat_padding else call.pad_query_len
-    starts = first_starts(query_start_loc[: rows + 1], real, last, pad_len, shards[0].num_tokens)
+    starts = first_starts(given, real, last, pad_len, shards[0].num_tokens)
+    queries = given[1:] - given[:-1]
+    silent = queries <= 0 if drafts is None else (queries <= 0) | (drafts[:rows] == 0)
     over = torch.zeros_like(lens, dtype=torch.bool)
     limited = lens
     if first_step and call.causal:
+        lens = lens.masked_fill_(silent, 0)
         limited, over = limit_lengths(lens, first_step, call.max_model_len, call.saturate)
     steps = [first_step_values(starts, limited, shards[0], call.causal, over, call.max_model_len)]
     if len(row_counts) > 1:
-        base = torch.where(lens > 0, lens - num_rejected[:rows], DEAD)
+        alive = (lens > 0).logical_and_(silent.logical_not_())
+        rejected = num_rejected[:rows].clamp(min=0).minimum(queries)
+        base = torch.where(alive, lens - rejected, DEAD)
         if not call.saturate:
             # without a token of its own a row has no slot, like one that the host has reset
             fewest = first_step if call.causal else 0
-            base.masked_fill_(over | ((lens > 0) & (base <= fewest)), call.max_model_len)
+            base.masked_fill_(over | (alive & (base <= fewest)), call.max_model_len)
         stop = real if call.repeat_padding else None
         steps += later_step_values(
             base, stop, row_counts, shards, call.max_model_len, call.saturate

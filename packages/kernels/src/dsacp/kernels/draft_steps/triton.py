@@ -17,6 +17,7 @@ def draft_steps(
     seq_lens: Tensor,
     num_rejected: Tensor,
     num_reqs: Tensor,
+    drafts: Tensor | None,
     tables: Sequence[Tensor],
     pointers: Tensor,
     arena: Tensor,
@@ -30,13 +31,13 @@ def draft_steps(
     More than 12 groups (2 with a block size that is no power of two), more than 4 RoPE tables,
     tables of several widths and later steps of several sizes each cost another launch.
     """
-    # Ascend loads masked words too, and without rows there is no first length to stand for them.
-    lens = seq_lens if seq_lens.numel() else query_start_loc
-    inputs = query_start_loc, lens, num_rejected, num_reqs
+    inputs = _readable_inputs(query_start_loc, seq_lens, num_rejected, num_reqs, drafts)
+    masked = 0 if drafts is None else drafts.numel()
     for launch in _planned(tables, layout, arena, numbers):
         launch.run(
             *inputs,
             *launch.storages(pointers, arena, layout, rope_bank, rope_layout),
+            masked,
             *launch.integers,
         )
 
@@ -46,6 +47,7 @@ def bind_draft_steps(
     seq_lens: Tensor,
     num_rejected: Tensor,
     num_reqs: Tensor,
+    drafts: Tensor | None,
     tables: Sequence[Tensor],
     pointers: Tensor,
     arena: Tensor,
@@ -61,13 +63,32 @@ def bind_draft_steps(
     """
     if cuda_device(arena) is None or not takes_addresses(draft_steps_kernel):
         return None
-    inputs = query_start_loc, seq_lens, num_rejected, num_reqs
+    inputs = _readable_inputs(query_start_loc, seq_lens, num_rejected, num_reqs, drafts)
+    masked = 0 if drafts is None else drafts.numel()
     check_device(arena, *tables)
     calls = []
     for launch in _planned(tables, layout, arena, numbers):
         storages = launch.storages(pointers, arena, layout, rope_bank, rope_layout)
-        calls.append(partial(launch.run, *addresses(arena, *inputs, *storages), *launch.integers))
+        found = addresses(arena, *inputs, *storages)
+        calls.append(partial(launch.run, *found, masked, *launch.integers))
     return calls[0] if len(calls) == 1 else partial(_run_all, tuple(calls))
+
+
+def _readable_inputs(
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    num_rejected: Tensor,
+    num_reqs: Tensor,
+    drafts: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """Return the kernel's inputs, the first start in place of what has no word.
+
+    Ascend loads masked words too, and without rows there is no first length or draft to stand for
+    them.
+    """
+    lens = seq_lens if seq_lens.numel() else query_start_loc
+    mask = query_start_loc if drafts is None or not drafts.numel() else drafts
+    return query_start_loc, lens, num_rejected, num_reqs, mask
 
 
 def _run_all(calls: Sequence[Callable[[], None]]) -> None:

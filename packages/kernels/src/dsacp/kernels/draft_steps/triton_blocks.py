@@ -20,12 +20,14 @@ def group_block(
     query_start_loc,
     seq_lens,
     num_rejected,
+    drafts,
     table,
     arena,
     fields,
     step,
     block,
     real,
+    masked,
     table_rows,
     rows,
     tokens,
@@ -56,14 +58,19 @@ def group_block(
     stride, width = tl.load(table + 1), tl.load(table + 2).to(tl.int32)
     if step == 0:
         share = tl.cdiv(tokens, tp_size)
-        begin, end, length = given_rows(query_start_loc, seq_lens, row, rows)
+        begin, end, length = given_rows(
+            query_start_loc, seq_lens, drafts, row, rows, tokens, masked, bank, CAUSAL
+        )
         position, cached, request = first_tokens(
             query_start_loc,
             seq_lens,
+            drafts,
             row,
             block * BLOCK,
             real,
             rows,
+            tokens,
+            masked,
             bank,
             max_model_len,
             SATURATE,
@@ -91,12 +98,16 @@ def group_block(
     else:
         share = tl.cdiv(later_count, tp_size)
         position, cached, length, begin, end = later_rows(
+            query_start_loc,
             seq_lens,
             num_rejected,
+            drafts,
             row,
             step,
             real,
             rows,
+            tokens,
+            masked,
             bank,
             max_model_len,
             SATURATE,
@@ -125,6 +136,7 @@ def table_block(
     query_start_loc,
     seq_lens,
     num_rejected,
+    drafts,
     pointer,
     rope_bank,
     rope_layout,
@@ -132,7 +144,9 @@ def table_block(
     step,
     block,
     real,
+    masked,
     rows,
+    tokens,
     padded,
     later_padded,
     bank,
@@ -153,10 +167,13 @@ def table_block(
         position, _cached, _request = first_tokens(
             query_start_loc,
             seq_lens,
+            drafts,
             token,
             block * BLOCK,
             real,
             rows,
+            tokens,
+            masked,
             bank,
             max_model_len,
             SATURATE,
@@ -167,12 +184,16 @@ def table_block(
         count = padded
     else:
         position, _cached, _request, _begin, _end = later_rows(
+            query_start_loc,
             seq_lens,
             num_rejected,
+            drafts,
             token,
             step,
             real,
             rows,
+            tokens,
+            masked,
             bank,
             max_model_len,
             SATURATE,

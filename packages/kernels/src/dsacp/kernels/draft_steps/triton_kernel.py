@@ -11,11 +11,13 @@ RUNTIME = [
     "seq_lens",
     "num_rejected",
     "num_reqs",
+    "drafts",
     "pointers",
     "arena",
     "layout",
     "rope_bank",
     "rope_layout",
+    "masked",
     "table_at",
     "groups",
     "table_rows",
@@ -55,11 +57,13 @@ def draft_steps_kernel(
     seq_lens,
     num_rejected,
     num_reqs,
+    drafts,
     pointers,
     arena,
     layout,
     rope_bank,
     rope_layout,
+    masked,
     table_at,
     groups,
     table_rows,
@@ -94,6 +98,7 @@ def draft_steps_kernel(
 ):
     """Write one block; RoPE addresses start at ``pointers + table_at``.
 
+    ``drafts`` has ``masked`` rows: none where every request takes part, and any address then.
     ``sizes`` packs the groups' block sizes, or their log2 where POW2.
     """
     real = clip(tl.load(num_reqs), 0, rows)
@@ -112,12 +117,14 @@ def draft_steps_kernel(
             query_start_loc,
             seq_lens,
             num_rejected,
+            drafts,
             pointers + 3 * group,
             arena,
             layout + (group * num_banks + bank + step) * 7,
             step,
             block,
             real,
+            masked,
             table_rows,
             rows,
             tokens,
@@ -148,6 +155,7 @@ def draft_steps_kernel(
             query_start_loc,
             seq_lens,
             num_rejected,
+            drafts,
             pointers + table_at + 2 * table,
             rope_bank,
             rope_layout + (table * num_banks + bank + rope_step) * 2,
@@ -155,7 +163,9 @@ def draft_steps_kernel(
             rope_step,
             rope_block,
             real,
+            masked,
             rows,
+            tokens,
             padded,
             later_padded,
             bank,

@@ -7,6 +7,8 @@ comparisons, where a binary search is a chain of dependent loads (and scalar cod
 import triton
 import triton.language as tl
 
+from dsacp.kernels.local_metadata.triton import clip
+
 SAMPLES = tl.constexpr(256)
 NEVER = tl.constexpr(0x7FFFFFFF)
 
@@ -38,6 +40,15 @@ def _find_requests(query_start_loc, token, first, last, real, rows, CHUNK: tl.co
 
 
 @triton.jit
+def _masked_rows(masked, bank, CAUSAL: tl.constexpr):
+    """Return the rows of the drafts mask that count in a first step: none unless it is a later one.
+
+    A bound, not a mask of its own, so that absent words are not read either.
+    """
+    return tl.where((bank > 0) & CAUSAL, masked, 0)
+
+
+@triton.jit
 def limit_length(length, bank, max_model_len, SATURATE: tl.constexpr, CAUSAL: tl.constexpr):
     """Return the lengths of a step computed on its own, and the rows that the host reset.
 
@@ -58,10 +69,13 @@ def limit_length(length, bank, max_model_len, SATURATE: tl.constexpr, CAUSAL: tl
 def first_tokens(
     query_start_loc,
     seq_lens,
+    drafts,
     token,
     first,
     real,
     rows,
+    num_tokens,
+    masked,
     bank,
     max_model_len,
     SATURATE: tl.constexpr,
@@ -72,12 +86,16 @@ def first_tokens(
     """Return position, cache position (-1 without) and request of the first step's tokens."""
     last = first + BLOCK - 1
     request = _find_requests(query_start_loc, token, first, last, real, rows, CHUNK)
-    owned = request < real
+    # Starts may pass the step's tokens; what is rounded up to the ranks belongs to nobody.
+    owned = (request < real) & (token < num_tokens)
     # Ascend loads every lane and selects afterwards: no address may leave the inputs.
     owner = tl.where(owned, request, 0)
     begin = tl.load(query_start_loc + owner, mask=owned, other=0)
     end = tl.load(query_start_loc + tl.minimum(owner + 1, rows), mask=owned, other=0)
     length = tl.load(seq_lens + owner, mask=owned, other=0)
+    part = tl.load(drafts + owner, mask=request < _masked_rows(masked, bank, CAUSAL), other=1)
+    begin, end = clip(begin, 0, num_tokens), clip(end, 0, num_tokens)
+    length = tl.where(part != 0, length, 0)
     length, over = limit_length(length, bank, max_model_len, SATURATE, CAUSAL)
     position = tl.maximum(length - (end - begin), 0) + token - begin
     cached = tl.where((length > 0) & (over == 0), position, -1)
@@ -100,11 +118,20 @@ def _first_start(given, row, last, real, rows, num_tokens, pad_query_len, REPEAT
 
 
 @triton.jit
-def given_rows(query_start_loc, seq_lens, row, rows):
-    """Load the staged starts, ends and lengths of the first step's rows."""
+def given_rows(
+    query_start_loc, seq_lens, drafts, row, rows, num_tokens, masked, bank, CAUSAL: tl.constexpr
+):
+    """Load the staged starts, ends and lengths of the first step's rows.
+
+    The lengths are 0 on rows that a step computed on its own leaves out.
+    """
     begin = tl.load(query_start_loc + row, mask=row <= rows, other=0)
     end = tl.load(query_start_loc + row + 1, mask=row < rows, other=0)
-    return begin, end, tl.load(seq_lens + row, mask=row < rows, other=0)
+    length = tl.load(seq_lens + row, mask=row < rows, other=0)
+    part = tl.load(drafts + row, mask=row < _masked_rows(masked, bank, CAUSAL), other=1)
+    begin, end = clip(begin, 0, num_tokens), clip(end, 0, num_tokens)
+    silent = (part == 0) | ((bank > 0) & CAUSAL & (end <= begin))
+    return begin, end, tl.where(silent, 0, length)
 
 
 @triton.jit
@@ -125,7 +152,7 @@ def first_rows(
     CAUSAL: tl.constexpr,
 ):
     """Return starts, ends and lengths of the first step's rows from the given ones."""
-    last = tl.load(query_start_loc + real)
+    last = clip(tl.load(query_start_loc + real), 0, num_tokens)
     begin = _first_start(begin, row, last, real, rows, num_tokens, pad_query_len, REPEAT)
     end = _first_start(end, row + 1, last, real, rows, num_tokens, pad_query_len, REPEAT)
     length, _over = limit_length(length, bank, max_model_len, SATURATE, CAUSAL)
@@ -133,13 +160,25 @@ def first_rows(
 
 
 @triton.jit
+def _query_lens(query_start_loc, row, rows, num_tokens):
+    """Return the query tokens that the first step has of each row."""
+    begin = tl.load(query_start_loc + row, mask=row < rows, other=0)
+    end = tl.load(query_start_loc + row + 1, mask=row < rows, other=0)
+    return clip(end, 0, num_tokens) - clip(begin, 0, num_tokens)
+
+
+@triton.jit
 def later_rows(
+    query_start_loc,
     seq_lens,
     num_rejected,
+    drafts,
     row,
     step,
     real,
     rows,
+    num_tokens,
+    masked,
     bank,
     max_model_len,
     SATURATE: tl.constexpr,
@@ -149,8 +188,10 @@ def later_rows(
     """Return position, cache position, length, start and end of one-token rows, ``step`` >= 1."""
     length = tl.load(seq_lens + row, mask=row < rows, other=0)
     rejected = tl.load(num_rejected + row, mask=row < rows, other=0)
-    alive = (row < real) & (length > 0)
-    base = length - rejected
+    part = tl.load(drafts + row, mask=row < masked, other=1)
+    queries = _query_lens(query_start_loc, row, rows, num_tokens)
+    alive = (row < real) & (length > 0) & (queries > 0) & (part != 0)
+    base = length - clip(rejected, 0, queries)
     position = tl.where(alive, base + step - 1, -1)
     if SATURATE:
         position = tl.minimum(position, max_model_len - 1)
@@ -166,4 +207,4 @@ def later_rows(
     if REPEAT:
         begin = tl.minimum(begin, real)
         end = tl.minimum(end, real)
-    return tl.maximum(position, 0), cached, position + 1, begin, end
+    return tl.maximum(position, 0), cached, tl.maximum(position + 1, 0), begin, end

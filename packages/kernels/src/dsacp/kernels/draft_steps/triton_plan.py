@@ -22,7 +22,7 @@ TABLES_PER_LAUNCH = 4
 
 
 POINTERS: tuple[torch.dtype, ...] = (
-    *(torch.int32, torch.int32, torch.int32, torch.int32),
+    *(torch.int32, torch.int32, torch.int32, torch.int32, torch.int32),
     *(torch.int64, torch.int32, torch.int32, torch.float32, torch.int32),
 )
 
@@ -136,7 +136,7 @@ def _launch(
     }
     grid = (len(group) * blocks + len(table) * rope_blocks, 1, 1)
     check_programs("draft_steps", grid[0], "npu" if device is None else "cuda")
-    sample: tuple[torch.dtype | int, ...] = (*POINTERS, *integers)
+    sample: tuple[torch.dtype | int, ...] = (*POINTERS, rows, *integers)
     launch = launcher(draft_steps_kernel, grid, device, sample, constants, tiles.warps)
     return Launch(launch, group.start, table.start, integers)
 

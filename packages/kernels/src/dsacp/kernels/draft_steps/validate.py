@@ -17,16 +17,24 @@ from dsacp.kernels.fields import DRAFT_FIELDS
 
 
 def check_inputs(
-    query_start_loc: Tensor, seq_lens: Tensor, num_rejected: Tensor, num_reqs: Tensor, rows: int
+    query_start_loc: Tensor,
+    seq_lens: Tensor,
+    num_rejected: Tensor,
+    num_reqs: Tensor,
+    drafts: Tensor | None,
+    rows: int,
 ) -> None:
     """Raise unless the staged inputs cover ``rows`` requests."""
+    masks = {} if drafts is None else {"drafts": drafts}
     check_int32(
         query_start_loc=query_start_loc,
         seq_lens=seq_lens,
         num_rejected=num_rejected,
         num_reqs=num_reqs,
+        **masks,
     )
-    held = min(query_start_loc.numel() - 1, seq_lens.numel(), num_rejected.numel())
+    lengths = (seq_lens, num_rejected, *masks.values())
+    held = min(query_start_loc.numel() - 1, *[tensor.numel() for tensor in lengths])
     if held < rows or num_reqs.numel() != 1:
         raise CapacityError(
             f"step 0 needs {rows} requests and one num_reqs, the inputs hold {held} requests and "

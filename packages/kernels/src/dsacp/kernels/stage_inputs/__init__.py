@@ -3,9 +3,12 @@
 from torch import Tensor
 
 from dsacp.core import CapacityError, LayoutError
-from dsacp.kernels.checks import check_int32
+from dsacp.kernels.checks import check_device, check_int32
 from dsacp.kernels.registry import Impl, Kernel, kernel_op
 from dsacp.kernels.stage_inputs import reference
+
+UNBOUNDED = 2**31 - 1
+"""More tokens than a batch may have: starts are then copied as they are, unless negative."""
 
 KERNEL = Kernel(
     "stage_inputs", reference.stage_inputs, "dsacp.kernels.stage_inputs.triton:stage_inputs"
@@ -17,12 +20,25 @@ def _stage_inputs_op(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     num_rejected: Tensor | None,
+    drafts: Tensor | None,
     num_reqs: int,
+    num_tokens: int,
     out: Tensor,
     rows: int,
+    with_drafts: bool,
     impl: str,
 ) -> None:
-    KERNEL.select(out.device, impl)(query_start_loc, seq_lens, num_rejected, num_reqs, out, rows)
+    KERNEL.select(out.device, impl)(
+        query_start_loc,
+        seq_lens,
+        num_rejected,
+        drafts,
+        num_reqs,
+        num_tokens,
+        out,
+        rows,
+        with_drafts,
+    )
 
 
 def stage_inputs(
@@ -33,33 +49,66 @@ def stage_inputs(
     out: Tensor,
     rows: int,
     impl: Impl = "auto",
+    *,
+    num_tokens: int = UNBOUNDED,
+    drafts: Tensor | None = None,
+    with_drafts: bool = False,
 ) -> None:
-    """Write ``[num_reqs | query starts | lengths | rejected]`` for ``rows`` requests.
+    """Write ``[num_reqs | query starts | lengths | rejected | drafts]`` for ``rows`` requests.
 
     Args:
-        query_start_loc: int32 [>= num_reqs + 1].
+        query_start_loc: int32 [>= num_reqs + 1]; written clamped to [0, num_tokens].
         seq_lens: int32 [>= num_reqs].
         num_rejected: int32 [>= num_reqs], or None where nothing was rejected.
         num_reqs: real requests; rows past it repeat the last start and have length 0.
-        out: int32 [>= 3 * rows + 2]; exactly the first ``1 + (rows + 1) + rows + rows`` words
-            are written.
+        out: int32 [>= 3 * rows + 2], with a mask [>= 4 * rows + 2]; exactly these words are
+            written.
         rows: requests that the block holds.
         impl: forces "reference" or "triton".
+        num_tokens: query tokens of the batch, which no start passes.
+        drafts: int32 [>= num_reqs], 0 where a request takes no part in draft steps >= 1; 1 is
+            written for all others, padded rows among them.
+        with_drafts: whether the block ends with the mask, also where ``drafts`` is None.
 
     Raises:
         CapacityError: more requests than ``rows``, or ``out`` is too short.
         LayoutError: a dtype does not fit, or an input is shorter than ``num_reqs``.
     """
     rejected = seq_lens if num_rejected is None else num_rejected
-    check_int32(query_start_loc=query_start_loc, seq_lens=seq_lens, num_rejected=rejected, out=out)
-    if not 0 <= num_reqs <= rows or out.numel() < 3 * rows + 2:
+    mask = seq_lens if drafts is None else drafts
+    check_int32(
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+        num_rejected=rejected,
+        drafts=mask,
+        out=out,
+    )
+    check_device(out, query_start_loc, seq_lens, rejected, mask)
+    with_drafts = with_drafts or drafts is not None
+    words = (4 if with_drafts else 3) * rows + 2
+    if not 0 <= num_reqs <= rows or out.numel() < words:
         raise CapacityError(
-            f"the batch needs {num_reqs} of {rows} requests and {3 * rows + 2} words, the block "
+            f"the batch needs {num_reqs} of {rows} requests and {words} words, the block "
             f"holds {out.numel()} words: raise max_num_seqs or stage fewer requests"
         )
-    held = min(query_start_loc.numel() - 1, seq_lens.numel(), rejected.numel())
+    if num_tokens < 0:
+        raise LayoutError(
+            f"expected num_tokens >= 0, found {num_tokens}: pass the batch's own count"
+        )
+    held = min(query_start_loc.numel() - 1, seq_lens.numel(), rejected.numel(), mask.numel())
     if held < num_reqs:
         raise LayoutError(
             f"expected inputs of {num_reqs} requests, found {held}: pass whole request tensors"
         )
-    _stage_inputs_op(query_start_loc, seq_lens, num_rejected, num_reqs, out, rows, impl)
+    _stage_inputs_op(
+        query_start_loc,
+        seq_lens,
+        num_rejected,
+        drafts,
+        num_reqs,
+        num_tokens,
+        out,
+        rows,
+        with_drafts,
+        impl,
+    )

@@ -7,9 +7,12 @@ def stage_inputs(
     query_start_loc: Tensor,
     seq_lens: Tensor,
     num_rejected: Tensor | None,
+    drafts: Tensor | None,
     num_reqs: int,
+    num_tokens: int,
     out: Tensor,
     rows: int,
+    with_drafts: bool,
 ) -> None:
     """Write the staging block; see the package function."""
     sizes = [1, rows + 1, rows, rows]
@@ -17,6 +20,7 @@ def stage_inputs(
     count.fill_(num_reqs)
     starts[: num_reqs + 1] = query_start_loc[: num_reqs + 1]
     starts[num_reqs + 1 :] = query_start_loc[num_reqs : num_reqs + 1]
+    starts.clamp_(0, num_tokens)
     lens[:num_reqs] = seq_lens[:num_reqs]
     lens[num_reqs:].zero_()
     if num_rejected is None:
@@ -24,3 +28,7 @@ def stage_inputs(
     else:
         rejected[:num_reqs] = num_rejected[:num_reqs]
         rejected[num_reqs:].zero_()
+    if with_drafts:
+        mask = out[3 * rows + 2 : 4 * rows + 2].fill_(1)
+        if drafts is not None:
+            mask[:num_reqs] = drafts[:num_reqs]
