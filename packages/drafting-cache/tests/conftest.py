@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import pytest
 import torch
 
-from dsacp.core import DraftCapacity, TokenShard
+from dsacp.core import GUARD_WORD, DraftCapacity, TokenShard
 from dsacp.drafting_cache import DraftBatch, DraftMetadataBuilder, GroupSpec
 from dsacp.rope_proxy import RopeConfig, RopeRegistry
 from dsacp.sas_metadata import QliSpec, SasSpec
@@ -130,3 +131,19 @@ def draft_specs() -> Callable[[int], tuple[GroupSpec, ...]]:
 @pytest.fixture(scope="session")
 def target_specs() -> Callable[[], tuple[GroupSpec, ...]]:
     return target_groups
+
+
+@pytest.fixture(scope="session")
+def check_guards() -> Callable[[DraftMetadataBuilder], None]:
+    """Nothing was written past the end of any buffer of a builder that has guard words."""
+
+    def check(builder: DraftMetadataBuilder) -> None:
+        bases = [(storage.data_ptr(), storage) for storage in builder.storages()]
+        for region in builder.regions():
+            base, storage = max((b for b in bases if b[0] <= region.address), key=itemgetter(0))
+            end = (region.address + region.nbytes - base) // 4
+            guard = storage.view(torch.int32)[end : end + region.guard_bytes // 4]
+            assert guard.numel() > 0
+            assert guard.eq(GUARD_WORD).all(), region
+
+    return check

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dsacp.core import CapacityError, LayoutError, StaleAddressError, check_disjoint
-from dsacp.drafting_cache import BoundInputs, DraftBatch, GroupMetadata, StepMetadata
+from dsacp.drafting_cache import BoundInputs, DraftBatch, GroupMetadata, GroupSpec, StepMetadata
 
 POISON = 0x7FFFFFFF
 Make = Callable[..., Any]
@@ -202,6 +202,14 @@ def test_target_groups_get_plans_and_compressed_rows(make_host: Make, target_spe
     assert step.groups["indexer"].qli_metadata[0] == 1
     table = host.tables["c4"]
     assert c4.slot_mapping[0] == table[0, 31 // 8] * 8 + 31 % 8
+
+
+def test_a_compressed_group_has_no_raw_slots(make_host: Make) -> None:
+    """A compressed group that asked for no rows got its slots as if it were a plain one."""
+    groups = [GroupSpec("plain", 8), GroupSpec("read_only", 8, compress_ratio=4)]
+    step = make_host(groups=groups).builder.build(make_host().batch([4, 4], [40, 90]))
+    assert step.groups["plain"].slot_mapping is not None
+    assert step.groups["read_only"].slot_mapping is None
 
 
 def test_idle_rank(make_host: Make) -> None:

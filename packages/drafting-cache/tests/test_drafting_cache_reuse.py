@@ -8,8 +8,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsacp.core import CapacityError, DsacpError, LayoutError, StaleAddressError
-from dsacp.drafting_cache import BoundInputs, DraftBatch
+from dsacp.core import (
+    CapacityError,
+    DraftCapacity,
+    DsacpError,
+    LayoutError,
+    StaleAddressError,
+    TokenShard,
+)
+from dsacp.drafting_cache import BoundInputs, DraftBatch, DraftMetadataBuilder, GroupSpec
+from dsacp.rope_proxy import RopeConfig, RopeRegistry
 
 Make = Callable[..., Any]
 
@@ -96,6 +104,37 @@ def test_local_starts_follow_the_token_count(make_host: Make) -> None:
     for host in (used, fresh):
         host.builder.build_all(host.batch([1] * 4, [20, 30, 40, 50]))
     assert all(map(torch.equal, words(used), words(fresh)))
+
+
+@pytest.mark.parametrize("dims", [(8, 4), (4, 8), (8, 4, 8, 8)])
+def test_rope_tails_have_their_own_configurations_width(
+    check_guards: Make, dims: tuple[int, ...]
+) -> None:
+    """Tails of every configuration were as wide as the first one's.
+
+    Guard words were overwritten, live rows stayed, or the first build of all was refused.
+    """
+    registry = RopeRegistry()
+    for layer, dim in enumerate(dims):
+        registry.register(str(layer), RopeConfig(dim, 64, 1e4 + layer))
+    capacity = DraftCapacity.from_config(4, 64, 3, 1)
+    groups, shard = [GroupSpec("g", 16)], TokenShard(0, 1, 0)
+    builder = DraftMetadataBuilder(capacity, groups, registry, shard, max_model_len=64)
+    builder.bind({"g": torch.ones(capacity.max_reqs, 4, dtype=torch.int32)})
+    starts = torch.arange(5, dtype=torch.int32) * 4
+    lengths = torch.tensor([9, 20, 30, 40], dtype=torch.int32)
+    large = builder.build_all(DraftBatch(4, 16, starts, lengths))
+    small = builder.build_all(DraftBatch(1, 4, starts, lengths))
+    check_guards(builder)
+    for layer in registry.layers:
+        cos, sin = registry.tables("cpu")[registry.config_of(layer)]
+        for before, after in zip(large, small, strict=True):
+            positions = after.groups["g"].positions
+            used = len(positions)
+            assert torch.equal(before.rope.cos[layer][:used], cos[positions])
+            assert torch.equal(before.rope.sin[layer][:used], sin[positions])
+            assert before.rope.cos[layer][used:].eq(1).all()
+            assert before.rope.sin[layer][used:].eq(0).all()
 
 
 def test_an_idle_step_has_no_compressed_rows(make_host: Make, target_specs: Make) -> None:

@@ -81,7 +81,7 @@ def operator_calls() -> dict[str, tuple[object, ...]]:
     table, cos = torch.ones(2, 4, **WORD), torch.rand(16, 4)
     steps = ([2], [3], [4], [6], [3], [1])
     return {
-        "clear_tails": (words, layout, bank, rope_layout, 4, 0, *steps, "auto"),
+        "clear_tails": (words, layout, bank, rope_layout, [4], 0, *steps, "auto"),
         "stage_inputs": (starts, lens, None, lens, 2, 3, words, 4, True, "auto"),
         "slot_mapping": (lens, lens - 5, table, 4, torch.zeros(2, **WORD), False, "auto"),
         "rope_gather": (lens, cos, cos, torch.zeros(2, 4), torch.zeros(2, 4), "auto"),

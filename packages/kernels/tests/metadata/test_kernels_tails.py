@@ -34,6 +34,38 @@ def test_several_groups_and_absent_fields(check_tails) -> None:
     check_tails("reference", groups=3, configs=2, absent={(1, 1), (2, 6), (0, 0)})
 
 
+def test_tables_are_cleaned_in_their_own_widths(check_tails) -> None:
+    """Every table was cleaned in the first one's width: past a narrower one's rows, or too few."""
+    check_tails("reference", configs=4, widths=[8, 4, 8, 8])
+    check_tails("reference", configs=2, widths=[4, 8])
+
+
+@pytest.mark.parametrize("widths", [[], [4], [4, 0], [4, 4, 4]])
+def test_every_table_has_one_width(widths: list[int]) -> None:
+    arena, bank = torch.full((80,), POISON, **WORD), torch.full((80,), 7.5)
+    layout = torch.zeros(1, 1, len(DRAFT_FIELDS), **WORD)
+    rope = torch.zeros(2, 1, 2, **WORD)
+    with pytest.raises(LayoutError, match="width >= 1 for each of 2 tables"):
+        clear_tails(arena, layout, bank, rope, widths, 0, [0], [1], [0], [1], [0], [0])
+    assert arena.unique().tolist() == [POISON]
+    assert bank.unique().tolist() == [7.5]
+
+
+@pytest.mark.parametrize(("rows", "tokens"), [(80, 1), (1, 81), (1, 21)])
+def test_a_device_refuses_ranges_longer_than_the_storage(
+    rows: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A layout on a device is never read, so that nothing at all was checked there."""
+    monkeypatch.setattr("dsacp.kernels.bounds._is_readable", lambda _: False)
+    arena, bank = torch.full((80,), POISON, **WORD), torch.full((80,), 7.5)
+    layout = torch.zeros(1, 1, len(DRAFT_FIELDS), **WORD)
+    rope = torch.zeros(1, 1, 2, **WORD)
+    with pytest.raises(CapacityError, match="storage of 80 words, found one of 8[14] words"):
+        clear_tails(arena, layout, bank, rope, [4], 0, [0], [rows], [0], [tokens], [0], [0])
+    assert arena.unique().tolist() == [POISON]
+    assert bank.unique().tolist() == [7.5]
+
+
 @pytest.mark.parametrize(
     ("rows", "error"),
     [
@@ -54,7 +86,7 @@ def test_bad_ranges_touch_nothing(
             layout,
             torch.zeros(0),
             torch.zeros(0, 2, 2, **WORD),
-            4,
+            [],
             0,
             *rows,
             steps,

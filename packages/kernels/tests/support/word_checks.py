@@ -38,9 +38,10 @@ def run_tails(
     tokens: Sequence[tuple[int, int]] = ((12, 20), (4, 16)),
     lasts: Sequence[tuple[int, int]] = ((12, 4), (4, 1)),
     absent: frozenset[tuple[int, int]] | set[tuple[int, int]] = frozenset(),
-    rope_dim: int = 6,
+    widths: Sequence[int] | None = None,
 ) -> None:
-    """Clean fields of CAPACITY entries that hold their own offsets."""
+    """Clean fields of CAPACITY entries that hold their own offsets; tables are 6 wide if unsaid."""
+    widths = [6] * configs if widths is None else widths
     banks = first_step + len(rows)
     layout = torch.full((groups, banks, len(DRAFT_FIELDS)), -1, dtype=torch.int32)
     expected = list(range(groups * banks * len(DRAFT_FIELDS) * (CAPACITY + 2)))
@@ -58,9 +59,9 @@ def run_tails(
     rope_layout, bank = torch.zeros((configs, banks, 2), dtype=torch.int32), []
     for config, step, index in itertools.product(range(configs), range(banks), (0, 1)):
         rope_layout[config, step, index] = len(bank)
-        part = [7.5] * (CAPACITY * rope_dim)
+        part = [7.5] * (CAPACITY * widths[config])
         if step >= first_step:
-            begin, end = (rope_dim * token for token in tokens[step - first_step])
+            begin, end = (widths[config] * token for token in tokens[step - first_step])
             part[begin:end] = [1.0 - index] * (end - begin)
         bank += part
     arena = torch.arange(len(expected), dtype=torch.int32, device=device)
@@ -70,7 +71,7 @@ def run_tails(
         layout.to(device),
         rope_bank,
         rope_layout.to(device),
-        rope_dim,
+        widths,
         first_step,
         *zip(*rows, strict=True),
         *zip(*tokens, strict=True),

@@ -48,7 +48,7 @@ def storages(arena: int, bank: int):
 def test_tails_stay_in_their_storages(impl: str, arena: int, bank: int, wrong: str | None) -> None:
     """A field at 10 of 20 words was cleaned up to word 28."""
     made = storages(arena, bank)
-    call = (*made, 4, 0, [2], [17], [2], [16], [2], [2], impl)
+    call = (*made, [4], 0, [2], [17], [2], [16], [2], [2], impl)
     if wrong is None:
         clear_tails(*call)
         assert made[0][20] != POISON
@@ -100,4 +100,4 @@ def test_tails_check_their_banks(index: int, change, message: str) -> None:
     made = list(storages(64, 64))
     made[index] = change(made[index])
     with pytest.raises(LayoutError, match=message):
-        clear_tails(*made, 4, 0, [2], [4], [2], [4], [2], [2])
+        clear_tails(*made, [4], 0, [2], [4], [2], [4], [2], [2])

@@ -88,6 +88,9 @@ def test_clear_tails(check_tails) -> None:
     check_tails(IMPL, DEVICE, groups=2, configs=2, absent={(1, 1), (0, 6)}, first_step=1)
     steps = {"rows": [(1, 2), (3, 9), (4, 4)], "lasts": [(3, 1), (4, 2), (5, 0)]}
     check_tails(IMPL, DEVICE, tokens=[(2, 2), (3, 20), (0, 1)], **steps)
+    # each run of equal widths is a launch of its own, the fields go with the first
+    check_tails(IMPL, DEVICE, configs=4, widths=[8, 4, 8, 8], **steps, tokens=[(2, 9)] * 3)
+    check_tails(IMPL, DEVICE, groups=1, configs=2, widths=[4, 7], first_step=1)
 
 
 @pytest.mark.parametrize("with_rejected", [True, False])

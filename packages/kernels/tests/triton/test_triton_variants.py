@@ -114,7 +114,7 @@ def run_clear_tails(rows: int, off: int) -> None:
     rope = torch.zeros(1, 4, 2, **WORD)
     bank = torch.zeros(64 * rows + 4)[off:]
     bounds = ([0, off], [rows, rows], [off, 0], [rows, rows], [off, 1], [off, 1])
-    clear_tails(tensor(rows + 9, off), layout, bank, rope, 64, off % 3, *bounds, "triton")
+    clear_tails(tensor(rows + 9, off), layout, bank, rope, [64], off % 3, *bounds, "triton")
 
 
 def run_plan_table(rows: int, off: int) -> None:

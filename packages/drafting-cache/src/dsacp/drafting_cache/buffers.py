@@ -118,7 +118,7 @@ def _word_fields(
     rows = capacity.max_reqs if step == 0 else capacity.max_rows
     tokens = capacity.max_tokens if step == 0 else capacity.max_rows
     for field in DRAFT_FIELDS:
-        if not (field == "slot_mapping" and group.compressor):
+        if field != "slot_mapping" or group.has_slots:
             yield (group.name, step, field), field_length(field, rows, tokens)
     if group.sas is not None:
         yield (group.name, step, "sas_metadata"), SAS_METADATA_SIZE

@@ -124,14 +124,13 @@ def clean_tails(
     config: BuilderConfig, buffers: Buffers, first_step: int, tails: Sequence[Tail]
 ) -> None:
     """Make inert what a larger batch left beyond the rows and tokens of the next one."""
-    rotary_dim = buffers.rope.cos_tables[0].shape[-1] if buffers.rope.cos_tables else 0
     shards = [config.shard.resize(tail.tokens_from) for tail in tails]
     clear_tails(
         buffers.words.storage,
         buffers.layout,
         buffers.rope.storage,
         buffers.rope.layout,
-        rotary_dim,
+        [table.shape[1] for table in buffers.rope.cos_tables],
         first_step,
         rows_from=[tail.rows_from for tail in tails],
         rows_to=[tail.rows_to for tail in tails],

@@ -20,9 +20,9 @@ class GroupSpec:
         block_size: KV rows of one page; for a compressed group, compressed rows.
         sas: attention work split to plan, or None.
         qli: lightning-indexer work split to plan, or None.
-        compress_ratio: raw tokens of one compressed row; 1 for plain groups.
-        compressor: whether the step needs the group's compressed rows (spec ascend 1.11). Such a
-            group has no raw slots: ``GroupMetadata.slot_mapping`` is None.
+        compress_ratio: raw tokens of one compressed row; 1 for plain groups. A compressed group
+            has no raw slots: ``GroupMetadata.slot_mapping`` is None.
+        compressor: whether the step needs the group's compressed rows (spec ascend 1.11).
     """
 
     name: str
@@ -31,6 +31,11 @@ class GroupSpec:
     qli: QliSpec | None = None
     compress_ratio: int = 1
     compressor: bool = False
+
+    @property
+    def has_slots(self) -> bool:
+        """Whether the cache has a row for every raw token."""
+        return self.compress_ratio == 1
 
     def __post_init__(self) -> None:
         check_whole(f"block_size of group {self.name!r}", self.block_size, 1)

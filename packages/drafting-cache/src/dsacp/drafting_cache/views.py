@@ -56,7 +56,7 @@ def _group_view(
         local_seq_lens=view("local_seq_lens", rows),
         start_pos=view("start_pos", rows),
         positions=view("positions", tokens),
-        slot_mapping=None if group.compressor else view("slot_mapping", tokens),
+        slot_mapping=view("slot_mapping", tokens) if group.has_slots else None,
         block_table=table[:rows],
         sas_metadata=None if group.sas is None else view("sas_metadata"),
         qli_metadata=None if group.qli is None else view("qli_metadata"),

@@ -22,7 +22,7 @@ def _clear_tails_op(
     layout: Tensor,
     rope_bank: Tensor,
     rope_layout: Tensor,
-    rope_dim: int,
+    rope_widths: Sequence[int],
     first_step: int,
     rows_from: Sequence[int],
     rows_to: Sequence[int],
@@ -37,7 +37,7 @@ def _clear_tails_op(
         layout,
         rope_bank,
         rope_layout,
-        rope_dim,
+        rope_widths,
         first_step,
         rows_from,
         rows_to,
@@ -53,7 +53,7 @@ def clear_tails(
     layout: Tensor,
     rope_bank: Tensor,
     rope_layout: Tensor,
-    rope_dim: int,
+    rope_widths: Sequence[int],
     first_step: int,
     rows_from: Sequence[int],
     rows_to: Sequence[int],
@@ -74,7 +74,7 @@ def clear_tails(
         layout: int32 [G, S, 7] word offsets, -1 absent; not checked on a device.
         rope_bank: fp32 [M].
         rope_layout: int32 [C, S, 2] word offsets, -1 absent.
-        rope_dim: rotary dimension rd of every bank.
+        rope_widths: rotary dimension rd of each of the C configurations.
         first_step: layout index of the first cleaned step.
         rows_from: a step each, first request row to clean.
         rows_to: a step each, one past the last row.
@@ -87,8 +87,8 @@ def clear_tails(
     Raises:
         LayoutError: dtypes, shapes, devices or list lengths contradict each other, or a range is
             reversed.
-        CapacityError: the layouts do not hold these steps, or (where the layouts lie on the host)
-            a range ends past its storage.
+        CapacityError: the layouts do not hold these steps, a range is longer than its storage, or
+            (where the layouts lie on the host) it ends past it.
     """
     _check_banks(arena, layout, rope_bank, rope_layout)
     bounds = (rows_from, rows_to, tokens_from, tokens_to, last_starts, last_local_starts)
@@ -105,9 +105,8 @@ def clear_tails(
             f"hold {held}: clean only steps that have a bank"
         )
     check_fields(arena, layout, first_step, rows_to, tokens_to)
-    widths = [rope_dim] * rope_layout.shape[0]
-    check_rope_rows(rope_bank, rope_layout, first_step, tokens_to, widths)
-    _clear_tails_op(arena, layout, rope_bank, rope_layout, rope_dim, first_step, *bounds, impl)
+    check_rope_rows(rope_bank, rope_layout, first_step, tokens_to, rope_widths)
+    _clear_tails_op(arena, layout, rope_bank, rope_layout, rope_widths, first_step, *bounds, impl)
 
 
 def _check_banks(arena: Tensor, layout: Tensor, rope_bank: Tensor, rope_layout: Tensor) -> None:

@@ -15,7 +15,7 @@ def clear_tails(
     layout: Tensor,
     rope_bank: Tensor,
     rope_layout: Tensor,
-    rope_dim: int,
+    rope_widths: Sequence[int],
     first_step: int,
     rows_from: Sequence[int],
     rows_to: Sequence[int],
@@ -39,9 +39,9 @@ def clear_tails(
                     begin, end = begin + 1, end + 1
                     value = (last_local_starts if field.startswith("local") else last_starts)[step]
                 fills.append((_view(arena, offset + begin, offset + end), value))
-        for config in configs:
+        for width, config in zip(rope_widths, configs, strict=True):
             for value, offset in zip((1.0, 0.0), config[first_step + step], strict=True):
-                begin, end = (offset + token * rope_dim for token in tokens)
+                begin, end = (offset + token * width for token in tokens)
                 if offset >= 0:
                     fills.append((_view(rope_bank, begin, end), value))
     for target, value in fills:

@@ -12,6 +12,8 @@ from dsacp.kernels.programs import launch_parts
 BLOCK = 256
 ROPE_WORDS = 1024
 
+NO_TABLE = ((0, 0),)
+"""Width and count: one launch, of the groups' fields alone."""
 _RANGE = ["rows", "rows_end", "tokens", "tokens_end", "start", "local_start"]
 
 
@@ -97,7 +99,7 @@ def clear_tails(
     layout: Tensor,
     rope_bank: Tensor,
     rope_layout: Tensor,
-    rope_dim: int,
+    rope_widths: Sequence[int],
     first_step: int,
     rows_from: Sequence[int],
     rows_to: Sequence[int],
@@ -108,31 +110,51 @@ def clear_tails(
 ) -> None:
     """Launch the kernel; same contract as the reference.
 
-    One launch clears two runs of equal steps: the first step and the later ones.
+    One launch clears two runs of equal steps, the first step and the later ones, in all groups
+    and in neighbouring tables of one width; tables of other widths each cost another launch.
     """
     bounds = (rows_from, rows_to, tokens_from, tokens_to, last_starts, last_local_starts)
     runs = [(len(list(same)), *run) for run, same in groupby(zip(*bounds, strict=True))]
-    groups, configs = layout.shape[0], rope_layout.shape[0]
     for index in range(0, len(runs), 2):
         pair = [*runs[index : index + 2], (0,) * 7][:2]
-        steps = pair[0][0] + pair[1][0]
-        entries = max(max(run[2] - run[1], run[4] - run[3]) for run in pair)
-        words = max(run[4] - run[3] for run in pair) * rope_dim * min(configs, 1)
-        blocks = max(triton.cdiv(entries, BLOCK), triton.cdiv(words, ROPE_WORDS))
-        for first, part in launch_parts(blocks, steps * (groups + configs), arena.device.type):
-            _clear_tails_kernel[(part, steps, groups + configs)](
-                arena,
-                layout,
-                rope_bank,
-                rope_layout,
-                groups,
-                layout.shape[1],
-                first_step,
-                rope_dim,
-                first,
-                *pair[0],
-                *pair[1][1:],
-                BLOCK=BLOCK,
-                ROPE_WORDS=ROPE_WORDS,
-            )
-        first_step += steps
+        fields, first = layout.shape[0], 0
+        widths = [(width, len(list(same))) for width, same in groupby(rope_widths)]
+        for width, tables in widths or NO_TABLE:
+            rows = rope_layout[first : first + tables]
+            _launch(arena, layout, rope_bank, rows, width, fields, first_step, pair)
+            fields, first = 0, first + tables
+        first_step += pair[0][0] + pair[1][0]
+
+
+def _launch(
+    arena: Tensor,
+    layout: Tensor,
+    rope_bank: Tensor,
+    rope_layout: Tensor,
+    width: int,
+    groups: int,
+    first_step: int,
+    pair: Sequence[tuple[int, ...]],
+) -> None:
+    tables = rope_layout.shape[0]
+    entries = max(max(run[2] - run[1], run[4] - run[3]) for run in pair) * min(groups, 1)
+    words = max(run[4] - run[3] for run in pair) * width * min(tables, 1)
+    blocks = max(triton.cdiv(entries, BLOCK), triton.cdiv(words, ROPE_WORDS))
+    steps = pair[0][0] + pair[1][0]
+    # Nothing to clean makes no part.
+    for first, part in launch_parts(blocks, steps * (groups + tables), arena.device.type):
+        _clear_tails_kernel[(part, steps, groups + tables)](
+            arena,
+            layout,
+            rope_bank,
+            rope_layout,
+            groups,
+            layout.shape[1],
+            first_step,
+            width,
+            first,
+            *pair[0],
+            *pair[1][1:],
+            BLOCK=BLOCK,
+            ROPE_WORDS=ROPE_WORDS,
+        )
