@@ -12,7 +12,7 @@ import torch
 from drafter_model import GROUP, LAYER, Drafter, Shape
 from timing import card, host_us
 
-from dsacp.core import DraftCapacity, TokenShard
+from dsacp.core import DraftCapacity, TokenShard, check_output, write_whole
 from dsacp.drafting_cache import DraftBatch, DraftMetadataBuilder, GroupSpec
 from dsacp.graph import GraphGuard, capture
 from dsacp.rope_proxy import RopeConfig, RopeRegistry
@@ -102,6 +102,7 @@ def main() -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    check_output("--json", options.json)
     torch.manual_seed(0)
     rows = []
     print(card())
@@ -110,7 +111,7 @@ def main() -> int:
             rows.append(measure(num_reqs))
             print(rows[-1], flush=True)
     if options.json:
-        options.json.write_text(json.dumps({"card": card(), "rows": rows}, indent=1))
+        write_whole(options.json, json.dumps({"card": card(), "rows": rows}, indent=1))
     return int(not all(row["tokens_equal"] for row in rows))
 
 

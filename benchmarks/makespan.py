@@ -25,6 +25,7 @@ from dsacp.app.scheduling import EngineStep, Scheduler
 from dsacp.app.session import make_setup
 from dsacp.app.settings import ReplayConfig
 from dsacp.app.trace import TraceRequest, load_trace
+from dsacp.core import check_output, write_whole
 from dsacp.drafting_cache import StepMetadata
 from dsacp.kernels.sas_plan.planner import split_rows
 from dsacp.sas_metadata import QliSpec, SasSpec
@@ -135,6 +136,7 @@ def main(
     json: Annotated[Path | None, typer.Option(help="Write the figures as JSON.")] = None,
 ) -> None:
     """Print makespans of "balanced" over "upstream", and what they add up to."""
+    check_output("--json", json, reads=[trace])
     torch.set_num_threads(1)
     config = ReplayConfig(
         requests=requests, max_num_seqs=max_num_seqs, tp=tp, draft_tokens=draft_tokens,
@@ -143,7 +145,7 @@ def main(
     summary = summarise(study(config, load_trace(trace, requests)))
     print_tables(summary, Console(width=160))
     if json is not None:
-        json.write_text(json_format.dumps([row._asdict() for row in summary], indent=1))
+        write_whole(json, json_format.dumps([row._asdict() for row in summary], indent=1))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from timing import card, graph_us, host_us
 
-from dsacp.core import DraftCapacity, TokenShard
+from dsacp.core import DraftCapacity, TokenShard, check_output, write_whole
 from dsacp.drafting_cache import DraftBatch, DraftMetadataBuilder, GroupSpec
 from dsacp.graph import LaunchCounter
 from dsacp.kernels import plan_table, sas_plan
@@ -132,6 +132,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    check_output("--json", options.json)
     torch.manual_seed(0)
     result: dict[str, object] = {"card": card(), "steps": [], "plans": []}
     print(result["card"])
@@ -149,7 +150,7 @@ def main() -> None:
         print(plans[-1], flush=True)
     result.update(steps=steps, plans=plans)
     if options.json:
-        options.json.write_text(json.dumps(result, indent=1))
+        write_whole(options.json, json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

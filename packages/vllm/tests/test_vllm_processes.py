@@ -66,6 +66,20 @@ def test_the_end_of_a_scenario_leaves_no_core_behind(tmp_path, leader) -> None:
     process.wait(30)
 
 
+def test_a_scenario_without_a_watcher_is_ended(monkeypatch) -> None:
+    """Between start and watch a failure left the engine running."""
+
+    def none_left(*_: object, **__: object) -> None:
+        raise BlockingIOError("no more processes")
+
+    command = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    process = subprocess.Popen(command, process_group=0)
+    monkeypatch.setattr(subprocess, "Popen", none_left)
+    with pytest.raises(BlockingIOError), ends_with_us(process.pid):
+        pytest.fail("nobody watches")
+    assert is_gone(process.pid)
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_run_takes_its_cores_along(tmp_path, number) -> None:
     """``timeout`` sends SIGTERM, which ends Python without any ``finally``."""

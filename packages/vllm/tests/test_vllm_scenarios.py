@@ -97,6 +97,47 @@ def test_without_vllm_the_demo_names_the_command(capsys) -> None:
     assert "nox -s serve_demo" in capsys.readouterr().out
 
 
+def test_a_trace_is_refused_before_an_engine_starts(tmp_path, monkeypatch, capsys) -> None:
+    """The demo served three engines, and the recorder then warned in a log that nobody saw."""
+    monkeypatch.setattr(demo, "find_spec", lambda name: name)
+    monkeypatch.setattr(demo, "run_forked", lambda _: pytest.fail("an engine started"))
+    monkeypatch.setattr(record, "_run", lambda *_: pytest.fail("an engine started"))
+    missing = str(tmp_path / "no" / "trace.jsonl")
+    assert demo.main(["--trace", missing]) == 2
+    assert record.main([missing]) == 2
+    assert capsys.readouterr().err.count("found no folder") == 2
+
+
+def test_a_recording_that_fails_keeps_what_was_there(tmp_path, monkeypatch, capsys) -> None:
+    """An engine that ended early left half a trace in place of the old one, and status 0."""
+    kept = tmp_path / "trace.jsonl"
+    kept.write_text("before")
+    monkeypatch.setattr(record, "_run", lambda *_: None)
+    assert record.main([str(kept)]) == 1
+    assert "found no request recorded" in capsys.readouterr().err
+    monkeypatch.setattr(record, "_run", lambda _options, _folder, part: part.write_text("after"))
+    assert kept.read_text() == "before"
+    assert record.main([str(kept)]) == 0
+    assert kept.read_text() == "after"
+
+
+def test_the_demo_puts_its_trace_in_place_when_it_is_whole(tmp_path, monkeypatch, capsys) -> None:
+    kept = tmp_path / "trace.jsonl"
+    answers = outcome([[1]], drafts=1, accepted=[1], reports=[REPORT])
+
+    def serve(scenario):
+        assert not kept.exists()
+        if path := scenario.environment.get("DSACP_TRACE"):
+            Path(path).write_text("{}\n")
+        return answers
+
+    monkeypatch.setattr(demo, "find_spec", lambda name: name)
+    monkeypatch.setattr(demo, "run_forked", serve)
+    assert demo.main(["--trace", str(kept), "--verbose"]) == 0
+    assert kept.read_text() == "{}\n"
+    assert f"dsacp replay --trace {kept}" in capsys.readouterr().out
+
+
 def test_the_recorded_load_is_seeded_and_outgrows_the_window() -> None:
     load = record.seeded_load(24, 0, 0.4)
     assert load == record.seeded_load(24, 0, 0.4)

@@ -4,13 +4,15 @@ import argparse
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from dsacp.core import DsacpError, check_output
 from dsacp.vllm.engine import run_forked
-from dsacp.vllm.recorder import TRACE_VARIABLE
+from dsacp.vllm.recorder import TRACE_VARIABLE, keep_trace
 from dsacp.vllm.scenario import PROMPT_LENGTHS, Outcome, Scenario
 
 
@@ -95,8 +97,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if find_spec("vllm") is None:
         print("serve-demo needs vLLM in this environment, found none: run `nox -s serve_demo`")
         return 2
+    try:
+        check_output("--trace", options.trace)
+        with tempfile.TemporaryDirectory(prefix="dsacp-") as folder:
+            return _compare(options, Path(folder) / "trace.jsonl")
+    except DsacpError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _compare(options: argparse.Namespace, part: Path) -> int:
+    """Run every engine, and tell what differs; a trace is recorded to ``part`` first."""
     outcomes: dict[str, Outcome] = {}
-    for name, scenario in scenarios(options).items():
+    recorded = argparse.Namespace(**{**vars(options), "trace": options.trace and part})
+    for name, scenario in scenarios(recorded).items():
         print(f"starting vLLM: {name}, TP={scenario.tp} ...", flush=True)
         with _quiet(not options.verbose):
             outcomes[name] = run_forked(scenario)
@@ -106,6 +120,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print("our builders:")
     print("\n".join(explain(ours)))
     if options.trace:
+        keep_trace(part, options.trace)
         print(f"trace written: dsacp replay --trace {options.trace}")
     same = all(outcome.tokens == plain.tokens for outcome in outcomes.values())
     called = any(report["calls"] for report in ours.reports)

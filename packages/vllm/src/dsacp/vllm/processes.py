@@ -33,9 +33,13 @@ def ends_with_us(leader: int) -> Iterator[None]:
     lead_group(leader)
     command = [sys.executable, "-S", "-c", _WATCH, str(leader)]
     quiet = subprocess.DEVNULL
-    watcher = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
-    )
+    try:
+        watcher = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=quiet, stderr=quiet, start_new_session=True
+        )
+    except BaseException:
+        end_group(leader)
+        raise
     assert watcher.stdin is not None, "asked for a pipe"
     try:
         yield

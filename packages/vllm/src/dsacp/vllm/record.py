@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsacp.vllm.recorder import TRACE_VARIABLE
+from dsacp.core import DsacpError, check_output
+from dsacp.vllm.recorder import TRACE_VARIABLE, keep_trace
 from dsacp.vllm.scenario import Scenario, engine_options, environment
 
 
@@ -59,25 +60,39 @@ def serve(engine: Any, load: Sequence[Load], vocab: int, seed: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Record one run."""
+    """Record one run; returns 2 if the file cannot be written, 1 if nothing was recorded."""
     parser = argparse.ArgumentParser(prog="python -m dsacp.vllm.record", description=__doc__)
     parser.add_argument("file", type=Path)
     parser.add_argument("--requests", type=int, default=24)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--mean-gap-s", type=float, default=0.4)
     options = parser.parse_args(argv)
-    scenario = replace(Scenario(), draft_tokens=3, dsacp=True, guard=False)
+    try:
+        check_output("FILE", options.file)
+    except DsacpError as error:
+        print(error, file=sys.stderr)
+        return 2
     with tempfile.TemporaryDirectory(prefix="dsacp-") as name:
-        folder = Path(name)
-        os.environ.update(environment(scenario, folder / "reports"))
-        os.environ[TRACE_VARIABLE] = str(options.file.resolve())
-        from dsacp.vllm_cpu_kit import VOCAB, write_model
-        from vllm import LLM
-
-        llm = LLM(**engine_options(scenario, write_model(folder / "model", tokenizer=False)))
-        load = seeded_load(options.requests, options.seed, options.mean_gap_s)
-        serve(llm.llm_engine, load, VOCAB, options.seed)
+        part = Path(name) / "trace.jsonl"
+        _run(options, Path(name), part)
+        try:
+            keep_trace(part, options.file)
+        except (DsacpError, OSError) as error:
+            print(error, file=sys.stderr)
+            return 1
     return 0
+
+
+def _run(options: argparse.Namespace, folder: Path, trace: Path) -> None:
+    scenario = replace(Scenario(), draft_tokens=3, dsacp=True, guard=False)
+    os.environ.update(environment(scenario, folder / "reports"))
+    os.environ[TRACE_VARIABLE] = str(trace)
+    from dsacp.vllm_cpu_kit import VOCAB, write_model
+    from vllm import LLM
+
+    llm = LLM(**engine_options(scenario, write_model(folder / "model", tokenizer=False)))
+    load = seeded_load(options.requests, options.seed, options.mean_gap_s)
+    serve(llm.llm_engine, load, VOCAB, options.seed)
 
 
 if __name__ == "__main__":

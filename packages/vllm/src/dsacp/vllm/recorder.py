@@ -8,6 +8,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, TextIO
 
+from dsacp.core import UnsupportedHostError, write_whole
 from dsacp.vllm.hooks import Hook, check_hooks
 
 TRACE_VARIABLE = "DSACP_TRACE"
@@ -85,6 +86,21 @@ class SafeRecorder:
         except Exception as error:  # a full disk, a path that is not there, a changed request
             self._failed = True
             self._warn(f"dsacp records no trace to {self._target}, the engine goes on: {error!r}")
+
+
+def keep_trace(part: Path, target: Path) -> None:
+    """Bring a finished recording to the file that was asked for, whole.
+
+    Raises:
+        UnsupportedHostError: the engine recorded nothing.
+        OSError: the file cannot be written after all.
+    """
+    text = part.read_text(encoding="utf-8") if part.exists() else ""
+    if not text:
+        raise UnsupportedHostError(
+            f"expected a trace for {target}, found no request recorded: see the engine's log"
+        )
+    write_whole(target, text)
 
 
 def _parallel_config(scheduler: Any) -> Any:
