@@ -17,6 +17,7 @@ from dsacp.core.errors import (
 from dsacp.core.output import check_output, write_whole
 from dsacp.core.region import GUARD_WORD, BufferRegion, check_disjoint
 from dsacp.core.shard import TokenShard, round_up
+from dsacp.core.uncopied import Uncopied
 
 __all__ = [
     "GUARD_WORD",
@@ -34,6 +35,7 @@ __all__ = [
     "StaleValueError",
     "StepLayout",
     "TokenShard",
+    "Uncopied",
     "Uniform",
     "UnsupportedHostError",
     "align_capture_sizes",

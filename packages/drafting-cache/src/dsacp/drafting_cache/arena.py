@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsacp.core import GUARD_WORD, BufferRegion, LayoutError, round_up
+from dsacp.core import GUARD_WORD, BufferRegion, LayoutError, Uncopied, round_up
 
 ALIGN_WORDS = 16
 """Fields start on 64 bytes, so that vector loads never straddle two of them."""
@@ -60,7 +60,7 @@ def plan_arena(sizes: Iterable[tuple[FieldKey, int]], guard_words: int) -> Arena
 
 
 @dataclass(frozen=True)
-class Arena:
+class Arena(Uncopied):
     """The storage of a plan, guard words written once at construction."""
 
     plan: ArenaPlan

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsacp.core import BufferRegion, DraftCapacity
+from dsacp.core import BufferRegion, DraftCapacity, Uncopied
 from dsacp.drafting_cache.arena import Arena, FieldKey, plan_arena
 from dsacp.drafting_cache.types import BoundInputs, GroupSpec
 from dsacp.kernels import DRAFT_FIELDS, compressor_row_count, field_length
@@ -20,7 +20,7 @@ COMPRESSOR_ROPE = ("compress_cos", "compress_sin")
 
 
 @dataclass(frozen=True)
-class Buffers:
+class Buffers(Uncopied):
     """Storages and the device tables that kernels find their fields by.
 
     Attributes:

@@ -8,16 +8,20 @@ import torch
 from torch import Tensor
 
 from dsacp.core import (
+    INT32_MAX,
     BufferRegion,
     CapacityError,
     DraftCapacity,
     StaleAddressError,
     TokenShard,
+    Uncopied,
+    check_whole,
 )
 from dsacp.drafting_cache.config import BuilderConfig, Overflow, Padding
 from dsacp.drafting_cache.geometry import check_advanced
 from dsacp.drafting_cache.session import Session
 from dsacp.drafting_cache.shapes import Shapes
+from dsacp.drafting_cache.turn import Turn
 from dsacp.drafting_cache.types import BoundInputs, DraftBatch, GroupSpec, StepMetadata
 from dsacp.drafting_cache.warmup import warm_up_batches
 from dsacp.rope_proxy import RopeRegistry
@@ -26,10 +30,16 @@ from dsacp.sas_metadata import SasPolicy
 DEBUG_VARIABLE = "DSACP_DEBUG"
 
 
-class DraftMetadataBuilder:
+class DraftMetadataBuilder(Uncopied):
     """Address-stable metadata of all draft steps of one rank (design: invariants I1-I5).
 
     The target's own metadata comes from a second instance with ``num_steps=1``.
+
+    One owner: it is not copied or pickled, and one call runs at a time, whatever the thread; a
+    second one beside it is refused. A builder may move to another thread as long as whoever uses
+    it, and what it returned, has done so before: views of the last build are written by the next.
+    With ``debug`` only the thread that made it, or bound last, may call; ``bind`` again with the
+    same tensors hands it over. Different builders run in different threads.
 
     Args:
         capacity: bounds of every buffer.
@@ -51,7 +61,10 @@ class DraftMetadataBuilder:
     Raises:
         LayoutError: configuration values contradict each other.
         CapacityError: a RoPE table is shorter than ``max_model_len``.
+        AliasError: from any method, another thread is inside or owns the builder.
     """
+
+    instead = "make a DraftMetadataBuilder of the same arguments and bind() it"
 
     def __init__(
         self,
@@ -86,6 +99,7 @@ class DraftMetadataBuilder:
             guard_words=guard_words,
             debug=os.environ.get(DEBUG_VARIABLE) == "1" if debug is None else debug,
         )
+        self._turn = Turn(self.config.debug)
         self._session: Session | None = Session.open(self.config, generation=0)
         self._generation = 0
         self._shapes = Shapes(self.config)
@@ -106,7 +120,11 @@ class DraftMetadataBuilder:
             LayoutError: a group has no table, or a tensor's type or size does not fit.
             StaleAddressError: other tensors are already bound.
         """
-        self._active().bind(block_tables, inputs)
+        self._turn.take_over()
+        try:
+            self._active().bind(block_tables, inputs)
+        finally:
+            self._turn.leave()
 
     def build(self, batch: DraftBatch) -> StepMetadata:
         """Compute step 0 in place and return its views; equal to ``build_for_drafting(batch, 0)``.
@@ -125,15 +143,20 @@ class DraftMetadataBuilder:
         Raises:
             CapacityError, LayoutError: as ``build``; also for an unknown ``draft_index``.
         """
+        check_whole("draft_index", draft_index, -INT32_MAX)
         if not 0 <= draft_index < self.config.num_steps:
             raise CapacityError(
                 f"expected draft_index in 0..{self.config.num_steps - 1}, found {draft_index}: "
                 "build more steps or translate the host's index in its adapter"
             )
-        session = self._active()
-        if draft_index > 0:
-            check_advanced(batch)
-        return session.build(batch, (self._shapes.one(batch, draft_index),), draft_index)[0]
+        self._turn.enter()
+        try:
+            session = self._active()
+            if draft_index > 0:
+                check_advanced(batch)
+            return session.build(batch, (self._shapes.one(batch, draft_index),), draft_index)[0]
+        finally:
+            self._turn.leave()
 
     def build_all(
         self, batch: DraftBatch, num_steps: int | None = None
@@ -143,8 +166,11 @@ class DraftMetadataBuilder:
         Raises:
             CapacityError, LayoutError: as ``build``; also for more steps than banks.
         """
-        session = self._active()
-        return session.build(batch, self._shapes.all(batch, num_steps), 0)
+        self._turn.enter()
+        try:
+            return self._active().build(batch, self._shapes.all(batch, num_steps), 0)
+        finally:
+            self._turn.leave()
 
     def stage(self, batch: DraftBatch, num_steps: int | None = None) -> None:
         """Bring a batch to the addresses that a captured ``refresh`` reads, before its replay.
@@ -155,16 +181,22 @@ class DraftMetadataBuilder:
         Raises:
             CapacityError: the batch is larger than the bucket was captured for.
         """
-        session = self._active()
-        session.stage(batch, self._shapes.all(batch, num_steps), 0)
+        self._turn.enter()
+        try:
+            self._active().stage(batch, self._shapes.all(batch, num_steps), 0)
+        finally:
+            self._turn.leave()
 
     def refresh(self, bucket: int, num_steps: int | None = None) -> tuple[StepMetadata, ...]:
         """Recompute all steps of a bucket from bound and staged inputs; safe inside a capture.
 
         Run it once before the capture, so that host-made tables exist.
         """
-        session = self._active()
-        return session.refresh(self._shapes.bucket(bucket, num_steps))
+        self._turn.enter()
+        try:
+            return self._active().refresh(self._shapes.bucket(bucket, num_steps))
+        finally:
+            self._turn.leave()
 
     def warmup(self) -> None:
         """Run every launch once in every variant, so that none is compiled while serving.
@@ -194,15 +226,23 @@ class DraftMetadataBuilder:
 
     def release(self) -> None:
         """Free every buffer (sleep mode); graphs captured before are of an older generation."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None
-            self._generation += 1
+        self._turn.enter()
+        try:
+            if self._session is not None:
+                self._session.close()
+                self._session = None
+                self._generation += 1
+        finally:
+            self._turn.leave()
 
     def restore(self) -> None:
         """Allocate buffers again after ``release``; bind and capture anew."""
-        if self._session is None:
-            self._session = Session.open(self.config, self._generation)
+        self._turn.enter()
+        try:
+            if self._session is None:
+                self._session = Session.open(self.config, self._generation)
+        finally:
+            self._turn.leave()
 
     def _active(self) -> Session:
         if self._session is None:

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsacp.core import CapacityError, LayoutError, StaleAddressError
+from dsacp.core import CapacityError, LayoutError, StaleAddressError, Uncopied
 from dsacp.drafting_cache.types import BoundInputs, DraftBatch, GroupSpec
 
 OPTIONAL = ("num_rejected", "drafts")
 """Inputs of a request each that a batch need not have."""
 
 
-class PinnedRing:
+class PinnedRing(Uncopied):
     """Pinned slots for batches that live on the host, reused once their copy has run.
 
     The caller may overwrite its own buffers as soon as ``to_device`` returns (vllm-ascend #10763):

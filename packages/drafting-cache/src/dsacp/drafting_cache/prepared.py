@@ -5,11 +5,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from dsacp.core import Uncopied
 from dsacp.drafting_cache.types import StepMetadata
 
 
 @dataclass(frozen=True)
-class Prepared:
+class Prepared(Uncopied):
     """Everything about a shape that no batch changes: made once, because eager hosts are slow.
 
     Attributes:

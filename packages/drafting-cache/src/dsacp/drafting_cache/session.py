@@ -5,7 +5,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from dsacp.core import LayoutError, round_up
+from dsacp.core import LayoutError, Uncopied, round_up
 from dsacp.drafting_cache.buffers import Buffers, allocate
 from dsacp.drafting_cache.config import BuilderConfig
 from dsacp.drafting_cache.extents import Extent, Extents, wanted_extents
@@ -38,7 +38,7 @@ CACHED_SHAPES = 1024
 """Launches and views kept a generation; serving sees a few hundred shapes."""
 
 
-class Session:
+class Session(Uncopied):
     """Buffers between ``open`` and release. Only buffer contents and bookkeeping change."""
 
     def __init__(self, config: BuilderConfig, buffers: Buffers, generation: int) -> None:

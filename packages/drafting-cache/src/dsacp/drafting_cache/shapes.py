@@ -2,7 +2,7 @@
 
 from functools import lru_cache, partial
 
-from dsacp.core import CapacityError
+from dsacp.core import INT32_MAX, CapacityError, check_whole
 from dsacp.drafting_cache.config import BuilderConfig
 from dsacp.drafting_cache.geometry import (
     Geometries,
@@ -62,6 +62,7 @@ class Shapes:
     def _count(self, num_steps: int | None) -> int:
         held = self._config.num_steps
         count = held if num_steps is None else num_steps
+        check_whole("num_steps", count, -INT32_MAX)
         if not 1 <= count <= held:
             raise CapacityError(
                 f"expected 1..{held} steps, found {count}: dynamic K may only draft fewer tokens "

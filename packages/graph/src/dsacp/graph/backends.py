@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import Tensor
 
-from dsacp.core import UnsupportedHostError
+from dsacp.core import Uncopied, UnsupportedHostError
 from dsacp.graph.record import Namer
 from dsacp.graph.tape import CpuTape
 
@@ -35,7 +35,7 @@ class Backend(Protocol):
         """Free the graph."""
 
 
-class CpuBackend:
+class CpuBackend(Uncopied):
     """The CPU tape as a backend."""
 
     def __init__(self, name_of: Namer | None = None) -> None:
@@ -64,7 +64,7 @@ class CpuBackend:
         self._tape.release()
 
 
-class StreamBackend:
+class StreamBackend(Uncopied):
     """CUDA, ACL and any other device whose graphs capture a stream.
 
     Args:

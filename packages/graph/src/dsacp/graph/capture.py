@@ -6,7 +6,7 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from dsacp.core import AliasError, HostSyncError, LayoutError, StaleAddressError
+from dsacp.core import AliasError, HostSyncError, LayoutError, StaleAddressError, Uncopied
 from dsacp.graph.backends import Backend, GraphApi, make_backend
 from dsacp.graph.guard import GraphGuard
 from dsacp.graph.jit import no_jit_compile
@@ -19,7 +19,7 @@ T = TypeVar("T")
 _DRIVER_WORDS = ("capturing", "during capture", "graph capture", "synchronizing", "107030")
 
 
-class Graph(Generic[T]):
+class Graph(Uncopied, Generic[T]):
     """A captured function.
 
     Attributes:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from torch import Tensor
 
-from dsacp.core import BufferRegion, LayoutError, check_disjoint
+from dsacp.core import BufferRegion, LayoutError, Uncopied, check_disjoint
 from dsacp.graph.alias import check_isolated, check_ownership, short_group
 from dsacp.graph.arenas import GuardedArenas
 from dsacp.graph.values import check_fresh, check_padding
@@ -13,7 +13,7 @@ from dsacp.graph.walk import Found, walk
 from dsacp.graph.watched import Watched, check_alive, check_complete, check_same
 
 
-class GraphGuard:
+class GraphGuard(Uncopied):
     """Watches addresses, guard words, freshness, padding and isolation of persistent buffers.
 
     Args:

@@ -9,13 +9,13 @@ from torch.utils._python_dispatch import (
     _get_current_dispatch_mode_stack,
 )
 
-from dsacp.core import LayoutError, StaleAddressError
+from dsacp.core import LayoutError, StaleAddressError, Uncopied
 from dsacp.graph.mode import PlainDispatchMode
 from dsacp.graph.record import Namer, Recorder
 from dsacp.graph.replay import Step, bind_calls
 
 
-class CpuTape(PlainDispatchMode):
+class CpuTape(Uncopied, PlainDispatchMode):
     """Records the ops of a ``with`` block and repeats them as a device graph would.
 
     The tape owns the storages born inside it and refreshes them in place. Every other tensor is

@@ -9,6 +9,7 @@ from dsacp.core import (
     CapacityError,
     DraftCapacity,
     LayoutError,
+    Uncopied,
     check_whole,
 )
 from dsacp.kernels import rope_gather
@@ -18,7 +19,7 @@ from dsacp.rope_proxy.registry import DEFAULT_GROUP, RopeRegistry
 from dsacp.rope_proxy.table import RopeConfig
 
 
-class RopeBanks:
+class RopeBanks(Uncopied):
     """Cos and sin rows of every (configuration, draft step), in one storage, addresses for life.
 
     Step 0 holds ``capacity.max_tokens`` rows, later steps ``capacity.max_rows``. Banks start out

@@ -7,12 +7,12 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from dsacp.core import CapacityError, LayoutError
+from dsacp.core import CapacityError, LayoutError, Uncopied
 from dsacp.rope_proxy.table import RopeConfig
 
 
 @dataclass(frozen=True, eq=False)
-class RopeDataProxy:
+class RopeDataProxy(Uncopied):
     """The cos or the sin rows of a batch for every layer; layers of one configuration share them.
 
     Attributes:
@@ -110,7 +110,7 @@ class RopeDataProxy:
 
 
 @dataclass(frozen=True, eq=False)
-class RopeRows:
+class RopeRows(Uncopied):
     """Cos and sin rows of the same tokens."""
 
     cos: RopeDataProxy

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from dsacp.core import CapacityError, LayoutError
+from dsacp.core import CapacityError, LayoutError, Uncopied
 from dsacp.sas_metadata.plan import SAS_METADATA_SIZE
 
 
-class SasHolder:
+class SasHolder(Uncopied):
     """Persistent int32 [1024] words that a captured graph reads (invariant I1).
 
     Attributes:

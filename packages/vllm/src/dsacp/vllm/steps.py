@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsacp.core import DraftCapacity, TokenShard
+from dsacp.core import DraftCapacity, TokenShard, Uncopied
 from dsacp.drafting_cache import DraftBatch, DraftMetadataBuilder, GroupSpec, StepMetadata
 from dsacp.rope_proxy import RopeRegistry
 from dsacp.vllm.window import LocalWindow, WindowBank, WindowKernels
@@ -60,7 +60,7 @@ def whole_table(table: Tensor, rows: int) -> Tensor:
     return table.as_strided((min(rows, fit), table.shape[1]), table.stride())
 
 
-class StepBuffers:
+class StepBuffers(Uncopied):
     """Metadata and window rows of every draft step, each in its own buffers.
 
     Args:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsacp.core import TokenShard
+from dsacp.core import TokenShard, Uncopied
 from dsacp.drafting_cache import GroupMetadata
 
 
@@ -42,7 +42,7 @@ class LocalWindow:
     lens: Tensor
 
 
-class WindowBank:
+class WindowBank(Uncopied):
     """Buffers of one draft step: written slots of all tokens, read slots of the rank's.
 
     Args:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsacp.core import BufferRegion
+from dsacp.core import BufferRegion, Uncopied
 from dsacp.drafting_cache import Arena, FieldKey, plan_arena
 from dsacp.kernels import DRAFT_FIELDS, LocalMetadata
 from dsacp.sas_metadata import SAS_METADATA_SIZE
@@ -60,7 +60,7 @@ class LaunchTables:
     rope_layout: Tensor
 
 
-class Bank:
+class Bank(Uncopied):
     """One field, one address, for as long as the bank lives (design: invariants I1, I5).
 
     Args:

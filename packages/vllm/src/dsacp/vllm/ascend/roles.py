@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dsacp.core import BufferRegion, CapacityError, DraftCapacity, round_up
+from dsacp.core import BufferRegion, CapacityError, DraftCapacity, Uncopied, round_up
 from dsacp.graph import is_recording
 from dsacp.kernels import dspark_index_width
 from dsacp.vllm.ascend.banks import Bank, BankSize, RopeTables
@@ -62,7 +62,7 @@ def persistent_size(
     )
 
 
-class Banks:
+class Banks(Uncopied):
     """The banks of one builder, each made at its first use, which must lie before any capture.
 
     Args:
