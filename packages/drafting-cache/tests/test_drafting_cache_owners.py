@@ -85,11 +85,13 @@ def test_a_call_beside_another_threads_call_is_refused(make_host: Make) -> None:
         host.builder.release,
         host.builder.restore,
     ]
-    for call in calls:
-        with pytest.raises(AliasError, match="one call of a builder at a time"):
-            call()
-    halfway.go.set()
-    thread.join()
+    try:
+        for call in calls:
+            with pytest.raises(AliasError, match="one call of a builder at a time"):
+                call()
+    finally:
+        halfway.go.set()
+        thread.join()
     fresh.builder.build_all(batch)
     assert all(map(torch.equal, words(host), words(fresh)))
     host.builder.build_all(other)
