@@ -185,7 +185,7 @@ def test_bad_batches_touch_no_buffer(
 
 def test_a_table_with_fewer_rows_than_requests_is_refused(make_host: Make) -> None:
     """Requests 3 to 5 of a 3-row table got request 2's slots."""
-    host = make_host()
+    host = make_host(padding="repeat")
     host.builder.release()
     host.builder.restore()
     host.builder.bind({"draft0": host.tables["draft0"][:3]})

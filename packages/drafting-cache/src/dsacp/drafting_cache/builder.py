@@ -113,7 +113,9 @@ class DraftMetadataBuilder(Uncopied):
         """Name the host tensors that are read in place; once a generation.
 
         Args:
-            block_tables: int32 [rows, columns] by group name, persistent.
+            block_tables: int32 [rows, columns] by group name, persistent. With
+                ``padding="dummy"`` a padded request is a row too, so that a table has at least
+                ``capacity.max_reqs`` of them.
             inputs: persistent batch tensors; with them a build needs no staging launch.
 
         Raises:

@@ -1,6 +1,6 @@
 """Row and token counts of every step of a batch: integers only."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dsacp.core import CapacityError, DraftCapacity, LayoutError, check_whole, round_up
 from dsacp.drafting_cache.types import DraftBatch
@@ -50,6 +50,14 @@ def first_geometry(
     if step == 0:
         _check_end(capacity, batch, geometry, dummy)
     return geometry
+
+
+def within_table(geometry: StepGeometry, table_rows: int) -> StepGeometry:
+    """Return a step as its metadata shows it: no field has more rows than the block tables.
+
+    The launch writes all rows; those past the tables are padding that repeats the last start.
+    """
+    return replace(geometry, rows=min(geometry.rows, table_rows))
 
 
 def check_counts(batch: DraftBatch) -> None:

@@ -53,8 +53,9 @@ def check_block_tables(
     tables: Mapping[str, Tensor],
     device: torch.device,
     max_model_len: int,
+    rows: int,
 ) -> None:
-    """Raise ``LayoutError`` unless every group has an int32 table that rows can be read from."""
+    """Raise ``LayoutError`` unless every group has an int32 table of at least ``rows`` rows."""
     names = [group.name for group in groups]
     missing = [name for name in names if name not in tables]
     unknown = [name for name in tables if name not in names]
@@ -75,9 +76,16 @@ def check_block_tables(
                 f"expected the block table of {group.name!r} as 2-D int32 with unit column "
                 f"stride, found {table.dtype} {tuple(table.shape)} strides {table.stride()}"
             )
-        if table.device.type != device.type:
+        if table.device != device:
             raise LayoutError(
                 f"expected the block table of {group.name!r} on {device}, found {table.device}"
+            )
+        if table.shape[0] < rows:
+            raise LayoutError(
+                f"expected a block table of {group.name!r} with at least {rows} rows, found "
+                f"{table.shape[0]}: padded requests are rows of a step, and a table is never "
+                "copied; give it DraftCapacity.max_reqs rows, or use padding='repeat', whose steps "
+                "end where the table does"
             )
         reach = table.shape[1] * group.block_size * group.compress_ratio
         if reach < max_model_len:
@@ -228,10 +236,11 @@ def check_inputs(inputs: BoundInputs, max_reqs: int, device: torch.device) -> No
                 f"expected bound {name} as a tensor, found {type(tensor).__name__}: pass the "
                 "host's whole persistent buffer"
             )
-        near = tensor.device.type == device.type and tensor.is_contiguous()
-        if tensor.dtype is not torch.int32 or tensor.numel() < size or not near:
+        packed = tensor.dim() == 1 and tensor.is_contiguous()
+        fits = tensor.dtype is torch.int32 and tensor.numel() >= size
+        if not packed or not fits or tensor.device != device:
             raise LayoutError(
-                f"expected bound {name} as contiguous int32 of at least {size} entries on "
-                f"{device}, found {tensor.dtype} of {tensor.numel()} on {tensor.device}: pass the "
-                "host's whole persistent buffer"
+                f"expected bound {name} as contiguous 1-D int32 of at least {size} entries on "
+                f"{device}, found {tensor.dtype} of shape {tuple(tensor.shape)} on "
+                f"{tensor.device}: pass the framework's whole persistent buffer"
             )

@@ -98,14 +98,19 @@ def compute_rows(config: BuilderConfig, buffers: Buffers, step: StepMetadata) ->
 
 
 def clean_compressed(
-    config: BuilderConfig, buffers: Buffers, tables: Mapping[str, Tensor], tail: Tail
+    config: BuilderConfig,
+    buffers: Buffers,
+    tables: Mapping[str, Tensor],
+    tail: Tail,
+    table_rows: int,
 ) -> None:
     """Make inert the compressed rows that a larger batch completed: as rows of no request."""
+    rows_from, rows_to = (min(rows, table_rows) for rows in (tail.rows_from, tail.rows_to))
     for group in config.groups:
         if not group.compressor:
             continue
-        count = compressor_row_count(tail.tokens_from, tail.rows_from, group.compress_ratio)
-        used = compressor_row_count(tail.tokens_to, tail.rows_to, group.compress_ratio)
+        count = compressor_row_count(tail.tokens_from, rows_from, group.compress_ratio)
+        used = compressor_row_count(tail.tokens_to, rows_to, group.compress_ratio)
         if count < used:
             cos, sin = buffers.compress_tables[group.compress_ratio]
             compressor_rows(

@@ -9,7 +9,7 @@ from dsacp.core import LayoutError, Uncopied, round_up
 from dsacp.drafting_cache.buffers import Buffers, allocate
 from dsacp.drafting_cache.config import BuilderConfig
 from dsacp.drafting_cache.extents import Extent, Extents, wanted_extents
-from dsacp.drafting_cache.geometry import Geometries, StepGeometry
+from dsacp.drafting_cache.geometry import Geometries, StepGeometry, within_table
 from dsacp.drafting_cache.host import (
     PinnedRing,
     check_batch,
@@ -76,13 +76,16 @@ class Session(Uncopied):
 
     def bind(self, tables: Mapping[str, Tensor], inputs: BoundInputs | None) -> None:
         """Check and remember the host's persistent tensors."""
-        config = self.config
-        check_block_tables(config.groups, tables, config.device, config.max_model_len)
+        config, device = self.config, self.buffers.words.storage.device
+        # A padded request of its own needs a row; one that repeats a start is not missed.
+        padded = config.padding == "dummy" and self._bound is None
+        least = config.capacity.max_reqs if padded else 1
+        check_block_tables(config.groups, tables, device, config.max_model_len, least)
         inputs = self.buffers.staging if inputs is None else inputs
         if self._bound is not None:
             check_same(self._bound[0], tables, self._bound[1], inputs)
             return
-        check_inputs(inputs, config.capacity.max_reqs, config.device)
+        check_inputs(inputs, config.capacity.max_reqs, device)
         kept = {group.name: tables[group.name] for group in config.groups}
         self._bound = (kept, inputs, table_pointers(kept, self.buffers.rope, config.device))
         self._rows = min(table.shape[0] for table in kept.values())
@@ -112,7 +115,7 @@ class Session(Uncopied):
             if tails is not None:
                 clean_tails(config, self.buffers, first, tails)
                 if first == 0:
-                    clean_compressed(config, self.buffers, tables, tails[0])
+                    clean_compressed(config, self.buffers, tables, tails[0], self._rows)
             self._extents.adopt(wanted, first)
         if inputs is not self.buffers.staging:
             return
@@ -170,10 +173,11 @@ class Session(Uncopied):
         tables, inputs, pointers = self._need_bound()
         config, buffers = self.config, self.buffers
         tp = config.capacity.tp_size
+        shown = tuple(within_table(shape, self._rows) for shape in geometries)
         return Prepared(
             fields_launch(config, buffers, tables, inputs, pointers, geometries, first),
-            self._make_plans(geometries, first),
-            tuple(self._make_view(first + i, shape) for i, shape in enumerate(geometries)),
+            self._make_plans(shown, first),
+            tuple(self._make_view(first + i, shape) for i, shape in enumerate(shown)),
             tuple((shape.rows, round_up(shape.tokens, tp)) for shape in geometries),
             first == 0 and any(group.compressor for group in config.groups),
         )

@@ -107,7 +107,7 @@ class BoundInputs:
 class GroupMetadata:
     """One group's metadata of one step; every tensor is a view of a persistent buffer.
 
-    ``R`` is the captured request count, ``Tp`` the tokens padded to the tensor-parallel size.
+    ``R`` is the step's ``num_reqs``, ``Tp`` the tokens padded to the tensor-parallel size.
 
     Attributes:
         query_start_loc: int32 [R+1], global starts.
@@ -117,8 +117,7 @@ class GroupMetadata:
         start_pos: int32 [R], global position of each first query token.
         positions: int32 [Tp], 0 on padding.
         slot_mapping: int32 [Tp] flat slots, -1 on padding; None in a compressed group.
-        block_table: the bound table's first R rows (all of them where the host's has fewer, as no
-            real request lies beyond), read in place.
+        block_table: the bound table's first R rows, read in place.
         sas_metadata: int32 [1024] or None.
         qli_metadata: int32 [1024] or None.
         compressor: compressed rows or None.
@@ -143,7 +142,8 @@ class StepMetadata:
 
     Attributes:
         draft_index: 0 for the first pass over the target's batch, then 1..K-1.
-        num_reqs: captured request rows, padding included.
+        num_reqs: captured request rows, padding included; no more than a bound block table has,
+            so that a table of max_num_seqs rows is never copied (``padding="repeat"`` only).
         num_tokens: the step's padded tokens before rounding up to the tensor-parallel size.
         num_real_reqs: int32 [1] on the device: the real requests, which change between replays.
         shard: this rank's slice of ``num_tokens``.
