@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from dsacp.core import install_hint
+
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = sorted(path.parent for path in ROOT.glob("packages/*/pyproject.toml"))
 NAMES = [package.name for package in PACKAGES]
@@ -64,6 +66,14 @@ def test_it_imports_alone_and_documents_every_public_name(package: Path) -> None
         item = getattr(module, name)
         if inspect.isclass(item) or inspect.isfunction(item):
             assert inspect.getdoc(item), name
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=NAMES)
+def test_hints_name_the_folder_of_every_distribution(package: Path) -> None:
+    """Messages said ``pip install dsacp-vllm``, a name on no index that anybody may take."""
+    hint = install_hint(f"{project(package)['name']}[extra]", "torch>=2")
+    command = f"pip install './packages/{package.name}[extra]' 'torch>=2'"
+    assert hint == f"`{command}` in a clone of dsacp"
 
 
 def _name(requirement: str) -> str:

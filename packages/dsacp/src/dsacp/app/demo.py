@@ -6,6 +6,7 @@ from importlib.util import find_spec
 import typer
 
 from dsacp.app.cli_common import BAD_INPUT
+from dsacp.core import install_hint
 
 NEEDS = {
     "dsacp.vllm": "dsacp-vllm[cpu]",
@@ -28,9 +29,8 @@ def serve_demo(context: typer.Context) -> None:
     """
     if absent := missing():
         typer.echo(
-            f"serve-demo needs {' and '.join(NEEDS)}, found no {' and no '.join(absent)}: in a "
-            "clone run `uv run nox -s serve_demo`, elsewhere `pip install "
-            f"{' '.join(repr(name) for name in absent.values())}`",
+            f"serve-demo needs {' and '.join(NEEDS)}, found no {' and no '.join(absent)}: run "
+            f"`uv run nox -s serve_demo` or {install_hint(*absent.values())}",
             err=True,
         )
         raise typer.Exit(BAD_INPUT)

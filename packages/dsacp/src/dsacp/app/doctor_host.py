@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
+from dsacp.core import install_hint
+
 Level = Literal["ok", "note", "warning", "problem"]
 
 PACKAGES = (
@@ -113,7 +115,8 @@ def hook_findings(packages: Mapping[str, str]) -> list[Finding]:
 
 def _probe(engine: str) -> list[Finding]:
     if importlib.util.find_spec("dsacp.vllm") is None:
-        return [Finding("problem", f"{engine} is here and dsacp-vllm is not: install it")]
+        hint = install_hint("dsacp-vllm")
+        return [Finding("problem", f"{engine} is here and dsacp-vllm is not: run {hint}")]
     command = [sys.executable, "-m", "dsacp.app.doctor_probe", engine]
     try:
         answer = subprocess.run(

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dsacp.app.doctor_host import Finding
-from dsacp.core import DraftCapacity
+from dsacp.core import DraftCapacity, install_hint
 from dsacp.drafting_cache import GroupSpec, storage_bytes
 from dsacp.rope_proxy import RopeConfig, RopeRegistry
 from dsacp.sas_metadata import SasSpec
@@ -45,7 +45,8 @@ def memory_findings(
     left = [name for name, said in unsaid.items() if not said]
     tables = f"; not counted: {', '.join(left)}" if left else ""
     if importlib.util.find_spec("dsacp.vllm") is None:
-        yield Finding("note", "memory on vllm-ascend: install dsacp-vllm to have it counted")
+        hint = install_hint("dsacp-vllm")
+        yield Finding("note", f"memory on vllm-ascend: to have it counted, run {hint}")
     else:
         drafts, target = ascend_bytes(
             on_ascend, model, max_model_len, dspark=dspark, slot_width=slot_width

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from dsacp.core import UnsupportedHostError
+from dsacp.core import UnsupportedHostError, install_hint
 from dsacp.kernels.devices import on_device
 from dsacp.kernels.eager import are_plain, bound_call, past_dispatcher
 
@@ -43,8 +43,8 @@ class Kernel:
         if impl == "triton":
             reason = "it has none" if self.triton is None else "the module triton is not installed"
             raise UnsupportedHostError(
-                f"expected a Triton implementation of {self.name}, but {reason}: install "
-                "dsacp-kernels[cuda] or [ascend], or use impl='reference'"
+                f"expected a Triton implementation of {self.name}, but {reason}: "
+                f"{install_hint('dsacp-kernels[cuda]')} (or [ascend]), or use impl='reference'"
             )
         return self.reference
 
