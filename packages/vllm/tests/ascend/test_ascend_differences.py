@@ -2,6 +2,7 @@
 
 import random
 
+import pytest
 import torch
 from ascend_double import HostDouble
 from ascend_double.batches import BLOCK, STALE, Batch, common_metadata
@@ -114,3 +115,22 @@ def test_starts_past_the_rows_repeat_the_last() -> None:
     assert bank.size.rows == 64
     assert bank.words("local_query_start_loc")[2:].unique().tolist() == [2]
     assert bank.words("local_seq_lens")[2:].unique().tolist() == [0]
+
+
+def test_a_step_of_no_requests_is_empty() -> None:
+    """Upstream takes the maximum of no lengths, which torch refuses."""
+    double = host()
+    batch = Batch("verify", (4,), (9,), 4, 1, (False,), (0,))
+    common = common_metadata(batch, double, random.Random(0))
+    common.num_reqs = common.num_actual_tokens = common.num_input_tokens = 0
+    for name in ("query_start_loc", "query_start_loc_cpu"):
+        setattr(common, name, getattr(common, name)[:1])
+    for name in ("seq_lens", "seq_lens_cpu", "_seq_lens_cpu", "block_table_tensor", "slot_mapping"):
+        setattr(common, name, getattr(common, name)[:0])
+    common.is_prefilling = common.is_prefilling[:0]
+    given = {"common_ratio_to_sas_metadata": {}, "block_size": BLOCK}
+    with pytest.raises(RuntimeError, match="max"):
+        double.builder(stock()).build(0, common, None, **given)
+    request = double.builder(choose(stock())).build(0, common, None, **given).req_metadata
+    assert request.query_start_loc.tolist() == [0]
+    assert request.seq_lens.numel() == request.slot_mapping.shape[0] == 0

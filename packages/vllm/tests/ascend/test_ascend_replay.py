@@ -76,3 +76,41 @@ def test_one_refused_builder_is_enough(fresh: tuple[Any, Any], first: str) -> No
         impl.update_graph_params()
     del drafting, groups
     assert impl.update_graph_params() is None, "an engine that is gone decides nothing"
+
+
+def replay(impl: Any, builder: Any) -> Any:
+    """Call the method as upstream's ``update_full_graph_params`` does for a builder's engine."""
+    config = builder.vllm_config
+    given = ("stream", None, 16, config, builder.speculative_config)
+    return impl.update_graph_params(*given, draft_attn_metadatas=[])
+
+
+def test_an_earlier_engine_decides_nothing(fresh: tuple[Any, Any]) -> None:
+    """Two engines in one process: a refused builder that was not yet freed ended the next engine.
+
+    The first engine's graphs are still judged by its own builders.
+    """
+    impl, cls = fresh
+    double = HostDouble(3, 2, 0, max_num_seqs=64, max_num_batched_tokens=64)
+    refused, serving = unsupported().builder(cls), double.builder(cls)
+    run(serving, double, concurrency())
+    assert replay(impl, serving) is None
+    with pytest.raises(UnsupportedHostError, match="pipeline parallelism of 2.*enforce_eager"):
+        replay(impl, refused)
+
+
+def test_an_engine_that_is_switched_off_keeps_upstreams_failure(
+    fresh: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine with DSACP_ENABLE=0 replayed freed addresses: an earlier one's no-op was left.
+
+    Neither does a builder of the earlier engine speak for it.
+    """
+    impl, cls = fresh
+    double = HostDouble(3, 2, 0, max_num_seqs=64, max_num_batched_tokens=64)
+    serving = double.builder(cls)
+    run(serving, double, concurrency())
+    monkeypatch.setenv("DSACP_ENABLE", "0")
+    with pytest.raises(UnsupportedHostError, match="none in an engine that DSACP_ENABLE"):
+        replay(impl, double.builder(stock()))
+    assert replay(impl, serving) is None, "the earlier engine goes on"

@@ -27,9 +27,18 @@ def lengths_of_positions(bank: Bank, shape: Shape, positions: Tensor) -> tuple[T
 
     Returns:
         int32 [rows + 1] and int32 [rows] of the bank.
+
+    Raises:
+        LayoutError: the positions are no vector that holds every real row; nothing is written.
     """
     starts, lengths = bank.words("one_by_one"), bank.words("lengths")
     real = min(shape.real_reqs, shape.rows)
+    # `out=` below would resize its view to any other shape, over the fields beside it
+    if positions.dim() != 1 or positions.shape[0] < real:
+        raise LayoutError(
+            f"expected positions [>= {real}], one a real request, found "
+            f"{list(positions.shape)}: pass the drafter's own position buffer"
+        )
     torch.add(positions[:real], 1, out=lengths[:real])
     if real < shape.rows:
         lengths[real : shape.rows].zero_()
