@@ -61,6 +61,15 @@ def _register_rope(rope: Any) -> None:
         make(config, LAYERS[ratio], 512, base=160000, rope_groups=groups, **window)
 
 
+def proposer_class() -> Any:
+    """Return upstream's proposer, known by its advance from one draft step to the next."""
+    return next(
+        value
+        for value in vars(install().proposer).values()
+        if isinstance(value, type) and "attn_update_stack_num_spec_norm" in vars(value)
+    )
+
+
 @dataclass(frozen=True)
 class HostDouble:
     """Serving configuration; makes upstream's builder or one of another class.
@@ -141,12 +150,7 @@ class HostDouble:
 
     def proposer(self, builder: Any, max_tokens: int = 512) -> Any:
         """Make what upstream's draft advance reads of its proposer, around one builder."""
-        base = install().proposer
-        cls = next(
-            value
-            for value in vars(base).values()
-            if isinstance(value, type) and "attn_update_stack_num_spec_norm" in vars(value)
-        )
+        cls = proposer_class()
         group = SimpleNamespace(
             get_metadata_builder=lambda: builder,
             kv_cache_spec=SimpleNamespace(block_size=BLOCK),

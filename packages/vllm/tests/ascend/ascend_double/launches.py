@@ -2,7 +2,7 @@
 
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -27,21 +27,23 @@ class DeviceLaunches(LaunchCounter):
 
     Args:
         common: the batch whose CPU mirrors are known.
+        mirrors: more tensors that lie on the host.
 
     Attributes:
         paused: nothing is counted while it is True.
         factories: tensors made for the host, by op.
     """
 
-    def __init__(self, common: Any) -> None:
+    def __init__(self, common: Any, mirrors: Iterable[Tensor] = ()) -> None:
         super().__init__()
-        mirrors = (
+        known = (
+            *mirrors,
             common.query_start_loc_cpu,
             common.seq_lens_cpu,
             common._seq_lens_cpu,
             common.is_prefilling,
         )
-        self._kept: list[Tensor] = [tensor for tensor in mirrors if tensor is not None]
+        self._kept: list[Tensor] = [tensor for tensor in known if tensor is not None]
         self._host = {_key(tensor) for tensor in self._kept}
         self.paused = False
         self.factories: Counter[str] = Counter()
@@ -76,6 +78,12 @@ class DeviceLaunches(LaunchCounter):
         self.by_name[COPY] += 1
         return self.uncounted(make, *args, **kwargs)
 
+    def on_host(self, make: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a tensor that stays on the host."""
+        result = make(*args, **kwargs)
+        self._remember(result)
+        return result
+
     def uncounted(self, call: Any, *args: Any, **kwargs: Any) -> Any:
         """Run something of which nothing is counted."""
         before, self.paused = self.paused, True
@@ -106,9 +114,11 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 @contextmanager
-def device_launches(common: Any, stock: Any) -> Iterator[DeviceLaunches]:
+def device_launches(
+    common: Any, stock: Any, mirrors: Iterable[Tensor] = ()
+) -> Iterator[DeviceLaunches]:
     """Count the launches of a build; upstream's local metadata is counted as on its device."""
-    counter = DeviceLaunches(common)
+    counter = DeviceLaunches(common, mirrors)
     original = stock._build_local_token_metadata
 
     def local(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -129,6 +139,7 @@ def device_launches(common: Any, stock: Any) -> Iterator[DeviceLaunches]:
         mock.patch.object(bounds, "_check", check),
         mock.patch.object(stock, "_build_local_token_metadata", local),
         mock.patch.object(torch, "tensor", make),
+        mock.patch.object(torch, "from_numpy", partial(counter.on_host, torch.from_numpy)),
         counter,
     ):
         yield counter
