@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsacp.core import AliasError, LayoutError
+from dsacp.kernels import stage_inputs
 
 Make = Callable[..., Any]
 COPIES: dict[str, Callable[[Any], Any]] = {
@@ -49,32 +49,23 @@ def test_what_owns_addresses_is_not_copied(make_host: Make, target_specs: Make, 
     assert all(map(torch.equal, words(host), before))
 
 
-class Halfway(TorchDispatchMode):
-    """Stops at the first op of a build until told to go on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside, self.go = threading.Event(), threading.Event()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.inside.set()
-        assert self.go.wait(30)
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_call_beside_another_threads_call_is_refused(make_host: Make) -> None:
+def test_a_call_beside_another_threads_call_is_refused(
+    make_host: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One builder in two threads gave 32 wrong results of 600 builds, and no error."""
     host, fresh = make_host(), make_host()
     batch, other = host.batch([4, 4], [40, 30]), host.batch([4] * 3, [9, 20, 70], bucket=16)
-    halfway = Halfway()
+    inside, go = threading.Event(), threading.Event()
 
-    def build() -> None:
-        with halfway:
-            host.builder.build_all(batch)
+    def wait_halfway(*args: Any, **kwargs: Any) -> None:
+        inside.set()
+        assert go.wait(30)
+        stage_inputs(*args, **kwargs)
 
-    thread = threading.Thread(target=build)
+    monkeypatch.setattr("dsacp.drafting_cache.session.stage_inputs", wait_halfway)
+    thread = threading.Thread(target=host.builder.build_all, args=(batch,))
     thread.start()
-    assert halfway.inside.wait(30)
+    assert inside.wait(30)
     calls: list[Callable[[], object]] = [
         lambda: host.builder.build_all(other),
         lambda: host.builder.build(other),
@@ -90,7 +81,7 @@ def test_a_call_beside_another_threads_call_is_refused(make_host: Make) -> None:
             with pytest.raises(AliasError, match="one call of a builder at a time"):
                 call()
     finally:
-        halfway.go.set()
+        go.set()
         thread.join()
     fresh.builder.build_all(batch)
     assert all(map(torch.equal, words(host), words(fresh)))
