@@ -12,7 +12,7 @@ import torch
 from timing import card, graph_us, host_us
 
 from dsacp.core import DraftCapacity, TokenShard, check_output, write_whole
-from dsacp.drafting_cache import DraftBatch, DraftMetadataBuilder, GroupSpec
+from dsacp.drafting_cache import BoundInputs, DraftBatch, DraftMetadataBuilder, GroupSpec
 from dsacp.graph import LaunchCounter
 from dsacp.kernels import plan_table, sas_plan
 from dsacp.rope_proxy import RopeConfig, RopeRegistry
@@ -36,8 +36,14 @@ BATCHES = (
 """Name, query tokens a request, requests."""
 
 
-def builder(num_reqs: int, num_groups: int, plans: bool) -> DraftMetadataBuilder:
-    """Return a builder whose one bucket holds ``num_reqs`` requests of K+1 tokens."""
+def builder(
+    num_reqs: int, num_groups: int, plans: bool, read: DraftBatch | None = None
+) -> DraftMetadataBuilder:
+    """Return a builder whose one bucket holds ``num_reqs`` requests of K+1 tokens.
+
+    With ``read`` its inputs are bound and hold that batch for every ``refresh``; a staged batch is
+    there for one.
+    """
     tokens = num_reqs * (DRAFT_TOKENS + 1)
     capacity = DraftCapacity.from_config(
         num_reqs, tokens, DRAFT_TOKENS, TP, (tokens,), layout="requests"
@@ -55,9 +61,21 @@ def builder(num_reqs: int, num_groups: int, plans: bool) -> DraftMetadataBuilder
         {
             group.name: torch.randint(0, 4096, shape, dtype=torch.int32, device=DEVICE)
             for group in groups
-        }
+        },
+        None if read is None else bound(read, rows),
     )
     return made
+
+
+def bound(read: DraftBatch, rows: int) -> BoundInputs:
+    """Return persistent inputs of ``rows`` requests that hold a batch."""
+    sizes = (rows + 1, rows, rows, 1)
+    inputs = BoundInputs(*(torch.zeros(n, dtype=torch.int32, device=DEVICE) for n in sizes))
+    for name in ("query_start_loc", "seq_lens", "num_rejected"):
+        values = getattr(read, name)
+        getattr(inputs, name)[: values.numel()].copy_(values)
+    inputs.num_reqs.fill_(read.num_reqs)
+    return inputs
 
 
 def batch(num_reqs: int) -> DraftBatch:
@@ -73,21 +91,23 @@ def batch(num_reqs: int) -> DraftBatch:
 def time_steps(num_reqs: int, num_groups: int) -> dict[str, object]:
     """Time one shape: device time inside a graph, host time eager, launches."""
     rotation = 4 if num_reqs <= 4096 else 1
-    builders = [builder(num_reqs, num_groups, plans=False) for _ in range(rotation)]
     inputs = batch(num_reqs)
-    for made in builders:
-        made.build_all(inputs)
+    builders = [builder(num_reqs, num_groups, False, read=inputs) for _ in range(rotation)]
+    staged = builder(num_reqs, num_groups, plans=False)
+    staged.build_all(inputs)
     bucket = inputs.num_tokens
+    for made in builders:
+        made.refresh(bucket)
     with LaunchCounter() as refresh_counter:
         builders[0].refresh(bucket)
     with LaunchCounter() as build_counter:
-        builders[0].build_all(inputs)
+        staged.build_all(inputs)
     return {
         "requests": num_reqs,
         "groups": num_groups,
         "device_us": graph_us([partial(made.refresh, bucket) for made in builders]),
         "host_us": host_us(partial(builders[0].refresh, bucket)),
-        "host_with_staging_us": host_us(partial(builders[0].build_all, inputs)),
+        "host_with_staging_us": host_us(partial(staged.build_all, inputs)),
         "launches_refresh": refresh_counter.count,
         "launches_with_staging": build_counter.count,
     }

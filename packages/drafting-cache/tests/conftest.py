@@ -116,7 +116,7 @@ def make_host() -> Callable[..., Host]:
             columns = -(-max_model_len // (spec.block_size * spec.compress_ratio))
             shape = (capacity.max_reqs, columns)
             ids = torch.randint(1, 1000, shape, generator=generator, dtype=torch.int32)
-            tables[spec.name] = ids
+            tables[spec.name] = ids.to(builder.config.device)
         builder.bind(tables)
         return Host(builder, tables)
 

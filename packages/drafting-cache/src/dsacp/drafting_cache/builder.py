@@ -185,18 +185,38 @@ class DraftMetadataBuilder(Uncopied):
         """
         self._turn.enter()
         try:
-            self._active().stage(batch, self._shapes.all(batch, num_steps), 0)
+            self._active().stage(batch, self._shapes.all(batch, num_steps))
         finally:
             self._turn.leave()
 
     def refresh(self, bucket: int, num_steps: int | None = None) -> tuple[StepMetadata, ...]:
         """Recompute all steps of a bucket from bound and staged inputs; safe inside a capture.
 
-        Run it once before the capture, so that host-made tables exist.
+        Run it once before the capture, so that host-made tables exist. Outside of a replay it
+        reads the batch of a ``stage`` for the same bucket and steps once. With any other batch
+        staged, such as the last one served, it stages an idle one first: what is captured after
+        it (the drafter) must write no live slot. See ``stage_idle``.
         """
         self._turn.enter()
         try:
             return self._active().refresh(self._shapes.bucket(bucket, num_steps))
+        finally:
+            self._turn.leave()
+
+    def stage_idle(self, bucket: int, num_steps: int | None = None) -> None:
+        """Leave no request in what ``refresh`` reads; call it before a capture of a bucket.
+
+        A replay cannot be seen from here, so that a batch staged for it may still be in place when
+        its bucket is captured again. With ``BoundInputs`` the framework's own count is read,
+        which nobody else can reset: this writes 0 into its ``num_reqs``, and the framework
+        writes its own again with its next batch.
+
+        Raises:
+            CapacityError: there is no such bucket.
+        """
+        self._turn.enter()
+        try:
+            self._active().stage_idle(self._shapes.bucket(bucket, num_steps))
         finally:
             self._turn.leave()
 

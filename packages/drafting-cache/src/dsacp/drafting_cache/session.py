@@ -19,6 +19,7 @@ from dsacp.drafting_cache.host import (
     check_same,
     given_inputs,
 )
+from dsacp.drafting_cache.idle import idle_batch, unrecorded
 from dsacp.drafting_cache.launches import (
     clean_compressed,
     clean_tails,
@@ -53,6 +54,9 @@ class Session(Uncopied):
         self._prepared = lru_cache(maxsize=CACHED_SHAPES)(self._prepare)
         self._wanted = lru_cache(maxsize=CACHED_SHAPES)(self._make_wanted)
         self._kept: dict[tuple[Geometries, int], Prepared] = {}
+        self._idle = idle_batch(config.device)
+        self._holds_requests = False
+        self._unread: Geometries | None = None
 
     @classmethod
     def open(cls, config: BuilderConfig, generation: int) -> "Session":
@@ -95,7 +99,8 @@ class Session(Uncopied):
     ) -> tuple[StepMetadata, ...]:
         """Check everything, then stage and compute consecutive steps; return their views."""
         prepared = self._shape(geometries, first)
-        self.stage(batch, geometries, first)
+        self._stage(batch, geometries, first)
+        self._unread = None
         return self._launch(prepared, first)
 
     @property
@@ -104,7 +109,22 @@ class Session(Uncopied):
         self._need_bound()
         return self._rows
 
-    def stage(self, batch: DraftBatch, geometries: Geometries, first: int) -> None:
+    def stage(self, batch: DraftBatch, geometries: Geometries) -> None:
+        """Stage a batch that a replay, or one ``refresh`` of these shapes, will read."""
+        self._stage(batch, geometries, 0)
+        self._unread = geometries
+
+    def stage_idle(self, geometries: Geometries) -> None:
+        """Leave no request in what a ``refresh`` reads, the framework's own count included."""
+        _, inputs, _ = self._need_bound()
+        idle = self._idle
+        if inputs is not self.buffers.staging:
+            inputs.num_reqs.zero_()
+            idle = DraftBatch(0, 0)
+        self._stage(idle, geometries, 0)
+        self._unread = None
+
+    def _stage(self, batch: DraftBatch, geometries: Geometries, first: int) -> None:
         """Check a batch, clean tails of larger ones and copy moving inputs in one launch."""
         tables, inputs, _ = self._need_bound()
         config = self.config
@@ -119,6 +139,7 @@ class Session(Uncopied):
             self._extents.adopt(wanted, first)
         if inputs is not self.buffers.staging:
             return
+        self._holds_requests = batch.num_reqs > 0
         starts, lengths = given_inputs(batch)
         if self._ring is not None and starts.is_cpu:
             batch = self._ring.to_device(batch)
@@ -152,7 +173,16 @@ class Session(Uncopied):
             check_values(batch, inputs.query_start_loc, inputs.seq_lens, query_len, debug)
 
     def refresh(self, geometries: Geometries) -> tuple[StepMetadata, ...]:
-        """Compute steps from bound and staged inputs, keeping what a captured graph reads."""
+        """Compute steps from bound and staged inputs, keeping what a captured graph reads.
+
+        A capture runs what follows for real, on the CPU and before it: where the staged batch is
+        not one that was staged for this run, its requests are not there to be written.
+        """
+        if self._unread != geometries and self._holds_requests:
+            with unrecorded(self.config.device) as may_launch:
+                if may_launch:
+                    self._stage(self._idle, geometries, 0)
+        self._unread = None
         prepared = self._kept[geometries, 0] = self._shape(geometries, 0)
         return self._launch(prepared, 0)
 

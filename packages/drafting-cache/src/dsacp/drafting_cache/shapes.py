@@ -29,7 +29,7 @@ class Shapes:
     def __init__(self, config: BuilderConfig) -> None:
         self._config = config
         self._dummy = config.padding == "dummy"
-        self._bucket = partial(bucket_geometries, config.capacity)
+        self._bucket = lru_cache(maxsize=CACHED_COUNTS)(partial(bucket_geometries, config.capacity))
         self._one = lru_cache(maxsize=CACHED_COUNTS)(self._make_one)
         self._all = lru_cache(maxsize=CACHED_COUNTS)(self._make_all)
 
@@ -45,6 +45,7 @@ class Shapes:
 
     def bucket(self, bucket: int, num_steps: int | None) -> Geometries:
         """Return the shapes of a captured bucket."""
+        check_whole("bucket", bucket, -INT32_MAX)
         return self._bucket(bucket, self._count(num_steps))
 
     def _make_one(self, counts: Counts, step: int) -> StepGeometry:
