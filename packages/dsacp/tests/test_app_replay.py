@@ -1,3 +1,4 @@
+import gc
 import math
 from dataclasses import replace
 
@@ -5,6 +6,7 @@ import pytest
 import torch
 
 from dsacp.app.acceptance import GeometricAcceptance
+from dsacp.app.batches import HostBatch
 from dsacp.app.executors import warm_up_batch
 from dsacp.app.memory import needed_bytes
 from dsacp.app.passes import MetadataOnly
@@ -253,6 +255,53 @@ def test_memory_is_counted_as_it_is_allocated():
     )
     assert 0.8 * held < counted["buffers"] <= held
     assert counted["block tables"] == sum(table.nbytes for table in setup.tables.tensors.values())
+
+
+def builds(replay, sizes):
+    """Build one prompt of every size with both executors' builders, compared and looked at."""
+    for size in sizes:
+        row = RowPlan(0, 0, size, 0, is_decode=False, samples=True)
+        batch = HostBatch.of(EngineStep(0, 0.0, (row,), False, ()), None).first()
+        for eager, graph in zip(replay._eager.ranks, replay._graph.ranks, strict=True):
+            for role, builder in eager.named.items():
+                others = graph.named[role].build_all(batch)
+                for one, other in zip(builder.build_all(batch), others, strict=True):
+                    replay._comparer.compare(0, role, one, other)
+                    replay._addresses.look(role, one)
+
+
+def live_objects(kind=object):
+    gc.collect()
+    return sum(issubclass(type(item), kind) for item in gc.get_objects())
+
+
+def test_memory_counts_the_shapes_that_builders_remember():
+    """At tp 3 they took 480 MB that no check had counted, 8,000 steps into a long trace."""
+    replay = prepare(BASE, TRACE, (0, 1))
+    setup = replay.setup
+    counted = needed_bytes(setup.limits, setup.capacity, None, TRACE, 2)["shapes remembered"]
+    possible = setup.limits.max_num_seqs * setup.limits.max_num_batched_tokens
+    before = live_objects(torch.Tensor)
+    builds(replay, range(1, 11))
+    replay._comparer._pairs.clear()
+    views = live_objects(torch.Tensor) - before
+    assert views > 0
+    a_view = 600  # of C++ and Python, beside what holds it
+    assert counted / possible > views / 10 * a_view
+    huge = replace(setup.limits, max_num_seqs=2**20)
+    assert needed_bytes(huge, setup.capacity, None, TRACE, 2)["shapes remembered"] < 2**30
+
+
+def test_steps_leave_nothing_behind_once_shapes_are_forgotten(monkeypatch):
+    """More shapes than are remembered, again and again, hold as much as they did the first time."""
+    monkeypatch.setattr("dsacp.drafting_cache.session.CACHED_SHAPES", 4)
+    monkeypatch.setattr("dsacp.app.compare.REMEMBERED", 16)
+    replay = prepare(replace(BASE, tp=1, capture_sizes=(4,)), TRACE, (0,))
+    held = []
+    for _ in range(3):
+        builds(replay, range(1, 11))
+        held.append(live_objects())
+    assert held[1] == held[2]
 
 
 def test_no_more_blocks_than_requests_can_use():

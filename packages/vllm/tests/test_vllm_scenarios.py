@@ -129,6 +129,7 @@ def test_the_demo_puts_its_trace_in_place_when_it_is_whole(tmp_path, monkeypatch
         assert not kept.exists()
         if path := scenario.environment.get("DSACP_TRACE"):
             Path(path).write_text("{}\n")
+            assert not kept.exists(), "seen before it was whole"
         return answers
 
     monkeypatch.setattr(demo, "find_spec", lambda name: name)

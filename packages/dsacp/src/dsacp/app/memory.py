@@ -13,6 +13,7 @@ from dsacp.app.settings import Limits, ReplayConfig, SettingsError
 from dsacp.app.trace import TraceRequest
 from dsacp.core import DraftCapacity
 from dsacp.drafting_cache import storage_bytes
+from dsacp.drafting_cache.session import CACHED_SHAPES
 from dsacp.graph import tensors_of
 
 EXECUTORS = 2
@@ -20,6 +21,8 @@ LISTED = 40
 """Bytes of a number in a Python list, which block pools and prompts are."""
 TABLE_PEAK = 3
 """RoPE tables are computed from angles that take as much as cos and sin together at the most."""
+SHAPE_BYTES = 12 * 1024
+"""At most, of a shape of a batch that a builder remembers, a group and step: views, mostly."""
 META = torch.device("meta")
 
 
@@ -68,6 +71,7 @@ def needed_bytes(
         "block tables": 4 * rows * columns,
         "block pools and prompts": LISTED * (sum(pool.num_blocks for pool in pools) + prompts),
         "buffers": EXECUTORS * ranks * _buffers(capacity, plan),
+        "shapes remembered": EXECUTORS * ranks * _shapes(limits, plan, capacity.num_draft_tokens),
         "KV caches": 0 if model is None else EXECUTORS * ranks * _caches(model, pools),
     }
 
@@ -76,6 +80,13 @@ def _buffers(capacity: DraftCapacity, plan: GroupPlan) -> int:
     target = storage_bytes(capacity, plan.target_groups, plan.target_rope, 1, 0)
     steps = capacity.num_draft_tokens
     return target + storage_bytes(capacity, plan.draft_groups, plan.draft_rope, steps, 0)
+
+
+def _shapes(limits: Limits, plan: GroupPlan, draft_steps: int) -> int:
+    """Bytes of one rank's target and drafter when both remember as many shapes as there can be."""
+    possible = min(CACHED_SHAPES, limits.max_num_seqs * limits.max_num_batched_tokens)
+    parts = len(plan.target_groups) + draft_steps * len(plan.draft_groups)
+    return possible * parts * SHAPE_BYTES
 
 
 def _caches(model: ModelConfig, pools: Sequence[KvGroup]) -> int:
