@@ -31,7 +31,7 @@ def serving(**changes: Any) -> Serving:
         "capture_sizes": (8, 16, 24),
         "max_model_len": 4096,
         "draft_eager": False,
-        "model": {},
+        "model": None,
     }
     return Serving(**{**values, **changes})
 

@@ -25,8 +25,7 @@ Base = swa.DeepseekSparseSWAMetadataBuilder
 def fresh(monkeypatch, caplog):
     """A process in which the plug-in has not been loaded; what it logs is in ``caplog``."""
     register_kit()
-    monkeypatch.setattr(plugin, "_STATE", set())
-    monkeypatch.setattr(plugin, "_FAILED", [])
+    plugin.install.cache_clear()
     monkeypatch.setattr(plugin.logger, "propagate", True)
     monkeypatch.setattr(swa.DeepseekV4SWACache, "__init__", swa.DeepseekV4SWACache.__init__)
     monkeypatch.setattr(WorkerBase, "__init__", WorkerBase.__init__)
@@ -175,7 +174,6 @@ def test_an_engine_that_asks_and_is_not_served_hears_why_once(name, fresh) -> No
     changes, said = ASIDE[name]
     run_worker(asked=True, rank=1, **changes)
     assert lines(fresh) == []
-    plugin._STATE.clear()
     run_worker(asked=True, **changes)
     (line,) = lines(fresh)
     assert line.startswith("dsacp stands aside, the engine is unchanged: ")

@@ -108,7 +108,6 @@ def test_the_engines_own_parallel_settings_make_us_stand_aside(
 
     from dsacp.vllm import plugin
 
-    monkeypatch.setattr(plugin, "_STATE", set())
     monkeypatch.setattr(plugin.logger, "propagate", True)
     real = ParallelConfig(**settings, distributed_executor_backend="mp")
     config, layer, swa = draft_engine(parallel_config=real)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsacp.vllm import plugin
+from dsacp.vllm.aside import Engine, listed
 from dsacp.vllm.settings import Blocker, blockers, requested
 
 
@@ -76,11 +77,11 @@ def test_engines_without_speculation_or_of_another_model_are_left_alone() -> Non
 
 
 def test_standing_aside_logs_one_line_once(caplog, monkeypatch) -> None:
-    monkeypatch.setattr(plugin, "_STATE", set())
     monkeypatch.setattr(plugin.logger, "propagate", True)
+    told = Engine()
     with caplog.at_level(logging.WARNING, logger="vllm.dsacp"):
         for _ in range(2):
-            plugin.stand_aside([Blocker("ubatching", "switch dual batch overlap off")])
+            told.stand_aside([Blocker("ubatching", "switch dual batch overlap off")])
     lines = [record.getMessage() for record in caplog.records]
     assert lines == [
         "dsacp stands aside, the engine is unchanged: found ubatching; "
@@ -95,8 +96,7 @@ def test_adopt_does_nothing_unless_it_is_asked_to(monkeypatch) -> None:
     assert layer.backend_cls is object
 
 
-def test_adopt_stands_aside_before_it_touches_the_layer(caplog, monkeypatch) -> None:
-    monkeypatch.setattr(plugin, "_STATE", set())
+def test_adopt_stands_aside_before_it_touches_the_layer(caplog) -> None:
     config = engine(pipeline_parallel_size=2)
     config.additional_config = {"enable_dsa_cp": True}
     layer = SimpleNamespace(prefix="model.layers.4.attn.swa_cache", backend_cls=object)
@@ -104,3 +104,8 @@ def test_adopt_stands_aside_before_it_touches_the_layer(caplog, monkeypatch) -> 
         assert not plugin.adopt(layer, config, None)
     assert layer.backend_cls is object
     assert "set it to 1 beside DSA-CP" in caplog.text
+
+
+def test_reasons_with_one_remedy_name_it_once() -> None:
+    reasons = [Blocker("a", "x"), Blocker("b", "y"), Blocker("c", "x"), Blocker("a", "x")]
+    assert listed(reasons) == "found a, c; x; found b; y"

@@ -25,8 +25,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 @pytest.fixture(autouse=True)
-def said_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let every test see its own lines: one is said once a process."""
-    from dsacp.vllm import plugin
+def one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give every test an engine of its own, as vLLM does by its current configuration."""
+    from dsacp.vllm.ascend import plugin
+    from dsacp.vllm.aside import Engine
 
-    monkeypatch.setattr(plugin, "_STATE", set())
+    engine = Engine()
+    monkeypatch.setattr(plugin, "current_engine", lambda: engine)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dsacp.app.doctor_host import Finding, hook_findings, host_findings, installed
 from dsacp.app.doctor_model import read_model
 from dsacp.app.doctor_serving import Serving, serving_findings
+from dsacp.app.doctor_support import support_findings
 
 __all__ = ["Serving", "examine", "exit_code", "read_model", "report"]
 
@@ -24,7 +25,10 @@ def examine(serving: Serving | None, hooks: bool) -> dict[str, list[Finding]]:
     if hooks:
         sections["hooks"] = hook_findings(packages)
     if serving is not None:
-        sections["serving"] = serving_findings(serving, "vllm-ascend" in packages)
+        sections["serving"] = [
+            *serving_findings(serving, "vllm-ascend" in packages),
+            *support_findings(serving, packages),
+        ]
     return sections
 
 

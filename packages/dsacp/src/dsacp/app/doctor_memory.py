@@ -80,9 +80,9 @@ def ascend_bytes(
     return drafts, target
 
 
-def builder_bytes(capacity: DraftCapacity, model: Mapping[str, Any]) -> int:
+def builder_bytes(capacity: DraftCapacity, model: Mapping[str, Any] | None) -> int:
     """Return the bytes of ``DraftMetadataBuilder``'s storages for one window group."""
-    rope = RopeRegistry()
+    rope, model = RopeRegistry(), model or {}
     for index in range(_configs(model)):
         rope.register(f"layer.{index}", RopeConfig(_rotary_dim(model), 1, 10000.0 + index))
     group = GroupSpec("window", BLOCK_SIZE, sas=SasSpec(num_heads=64))

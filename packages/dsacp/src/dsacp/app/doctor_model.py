@@ -19,14 +19,14 @@ NUMBERS = ("factor", "compress_rope_theta")
 NESTED = ("rope_scaling", "rope_parameters")
 
 
-def read_model(path: Path | None) -> Mapping[str, Any]:
-    """Read a model's ``config.json`` (or the folder that holds it).
+def read_model(path: Path | None) -> Mapping[str, Any] | None:
+    """Read a model's ``config.json`` (or the folder that holds it), None where none is named.
 
     Raises:
         LayoutError: the file is missing or no JSON object, or a value is of the wrong kind.
     """
     if path is None:
-        return {}
+        return None
     file = path / "config.json" if path.is_dir() else path
     text = read_text(file, LayoutError)
     try:

@@ -35,7 +35,7 @@ class Serving:
         capture_sizes: captured token counts, as the engine is told.
         max_model_len: longest request, None where not said.
         draft_eager: whether the speculative configuration says ``enforce_eager``.
-        model: the model's ``config.json``.
+        model: the model's ``config.json``, None where not said.
         dspark: whether the drafter drafts a whole block at once.
         device: "a2" or "a5", for the slot format.
 
@@ -50,7 +50,7 @@ class Serving:
     capture_sizes: tuple[int, ...]
     max_model_len: int | None
     draft_eager: bool
-    model: Mapping[str, Any]
+    model: Mapping[str, Any] | None
     dspark: bool = False
     device: str = "a2"
 
@@ -116,7 +116,7 @@ def _capacity(serving: Serving) -> Iterator[Finding]:
     yield from memory_findings(
         capacity,
         on_ascend,
-        serving.model,
+        serving.model or {},
         serving.max_model_len,
         dspark=serving.dspark,
         slot_width=1 if serving.device == "a5" else 2,
@@ -197,7 +197,7 @@ def _limits(serving: Serving) -> Iterator[Finding]:
             "the speculative configuration has enforce_eager: drafts never run in a graph; it "
             "was the way around the crash that dsacp removes",
         )
-    table = _table_length(serving.model)
+    table = _table_length(serving.model or {})
     if table is not None and serving.max_model_len is not None and serving.max_model_len > table:
         yield Finding(
             "problem",

@@ -4,7 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from dsacp.vllm.field_map import FROM_BUILDER, FROM_STOCK
-from dsacp.vllm.hooks import REMEDY, Hook, check_fields, check_flag, check_hooks, own_method
+from dsacp.vllm.hooks import (
+    Hook,
+    check_fields,
+    check_flag,
+    check_hooks,
+    guarded,
+    own_method,
+    remedy,
+)
 from dsacp.vllm.settings import Blocker
 
 COMMON_FIELDS = (
@@ -84,6 +92,16 @@ def attention_hooks(attention: Any) -> list[Hook]:
 
 def check_operators() -> Iterator[Blocker]:
     """Check the operator that a token-sharded draft layer calls on a CPU."""
+    yield from guarded(_operator)
+
+
+def check_contract() -> Iterator[Blocker]:
+    """Check everything that we stand on against the installed vLLM, whatever it raises."""
+    for part in (_builder, _kernels, _metadata, _attention):
+        yield from guarded(part)
+
+
+def _operator() -> Iterator[Blocker]:
     import torch
 
     from vllm.platforms import current_platform
@@ -92,32 +110,44 @@ def check_operators() -> Iterator[Blocker]:
         return
     name, expected = ATTENTION_OPERATOR
     operator = getattr(torch.ops._C, name, None)
-    found = len(operator.default._schema.arguments) if operator is not None else "no"
-    if found != expected:
-        yield Blocker(f"{found} arguments of {name}, not {expected}", REMEDY)
+    if operator is None:
+        yield Blocker(
+            f"no operator {name}",
+            "use a CPU that vLLM has it for, or the tiny model of dsacp-vllm-cpu-kit",
+        )
+    elif (found := len(operator.default._schema.arguments)) != expected:
+        yield Blocker(f"{found} arguments of {name}, not {expected}", remedy())
 
 
-def check_contract() -> Iterator[Blocker]:
-    """Check everything that we stand on against the installed vLLM.
-
-    Raises:
-        Exception: whatever an unknown vLLM raises when it is looked at.
-    """
-    from vllm.platforms import current_platform
-    from vllm.v1.attention.backend import AttentionMetadataBuilder, CommonAttentionMetadata
+def _builder() -> Iterator[Blocker]:
+    from vllm.v1.attention.backend import AttentionMetadataBuilder
     from vllm.v1.attention.backends.mla import sparse_swa as swa
 
     stock = swa.DeepseekSparseSWABackend.get_builder_cls()
     yield from check_hooks(builder_hooks(stock, AttentionMetadataBuilder))
     yield from check_flag(stock, "supports_draft_decode_metadata_update")
+
+
+def _kernels() -> Iterator[Blocker]:
+    from vllm.v1.attention.backends.mla import sparse_swa as swa
+
     yield from check_hooks(kernel_hooks(swa))
-    yield from check_fields(
-        swa.DeepseekSparseSWAMetadata, [*FROM_BUILDER, *FROM_STOCK, "block_size"]
-    )
+
+
+def _metadata() -> Iterator[Blocker]:
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+    from vllm.v1.attention.backends.mla import sparse_swa as swa
+
+    fields = [*FROM_BUILDER, *FROM_STOCK, "block_size"]
+    yield from check_fields(swa.DeepseekSparseSWAMetadata, fields)
     yield from check_fields(CommonAttentionMetadata, COMMON_FIELDS)
-    yield from check_hooks(
-        [Hook("CommonAttentionMetadata replace", CommonAttentionMetadata.replace)]
-    )
+    replace = getattr(CommonAttentionMetadata, "replace", None)
+    yield from check_hooks([Hook("CommonAttentionMetadata replace", replace)])
+
+
+def _attention() -> Iterator[Blocker]:
+    from vllm.platforms import current_platform
+
     if current_platform.is_cpu():
         from vllm.models.deepseek_v4.cpu.cpu_sparse import DeepseekV4CPUAttention
 

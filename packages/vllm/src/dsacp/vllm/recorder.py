@@ -12,6 +12,7 @@ from dsacp.core import UnsupportedHostError, write_whole
 from dsacp.vllm.hooks import Hook, check_hooks
 
 TRACE_VARIABLE = "DSACP_TRACE"
+_TRACE = "_dsacp_trace"
 
 
 class TraceRecorder:
@@ -53,39 +54,48 @@ class TraceRecorder:
         self._stream.flush()
 
 
-def trace_path(target: str, parallel: Any) -> Path:
-    """Return the file of this engine core; data-parallel cores after the first have their own.
+def trace_path(target: str, parallel: Any, number: int = 1) -> Path:
+    """Return the file of an engine core; those after a process's first have their own.
 
-    Core 1 of ``trace.jsonl`` writes ``trace.dp1.jsonl``.
+    Core 1 of ``trace.jsonl`` writes ``trace.dp1.jsonl``, a process's second engine
+    ``trace.2.jsonl``.
     """
     path = Path(target)
     rank = getattr(parallel, "data_parallel_index", None)
     rank = getattr(parallel, "data_parallel_rank", 0) if rank is None else rank
-    return path.with_name(f"{path.stem}.dp{rank}{path.suffix}") if rank else path
+    marks = [f".dp{rank}"] if rank else []
+    marks += [f".{number}"] if number > 1 else []
+    return path.with_name(f"{path.stem}{''.join(marks)}{path.suffix}")
 
 
 class SafeRecorder:
-    """A recorder that the process opens at its first request, and that never ends an engine."""
+    """Records the engines of a process, each to a file of its own, and never ends one.
+
+    An engine's requests wait for no other's: its trace lives on its scheduler.
+    """
 
     def __init__(self, target: str, warn: Callable[[str], None]) -> None:
         self._target = target
         self._warn = warn
-        self._open: TraceRecorder | None = None
-        self._failed = False
+        self._engines = 0
 
     def note(self, scheduler: Any, record: Callable[[TraceRecorder], None]) -> None:
-        """Record something; the first failure is logged, and ends the recording."""
-        if self._failed:
-            return
+        """Record something; an engine's first failure is logged, and ends its recording."""
+        owned = vars(scheduler)
         try:
-            if self._open is None:
-                path = trace_path(self._target, _parallel_config(scheduler))
-                stream = path.open("w", encoding="utf-8")  # lives with the process
-                self._open = TraceRecorder(stream)
-            record(self._open)
+            if _TRACE not in owned:
+                self._engines += 1
+                owned[_TRACE] = self._open(scheduler, self._engines)
+            if owned[_TRACE] is not None:
+                record(owned[_TRACE])
         except Exception as error:  # a full disk, a path that is not there, a changed request
-            self._failed = True
+            owned[_TRACE] = None
             self._warn(f"dsacp records no trace to {self._target}, the engine goes on: {error!r}")
+
+    def _open(self, scheduler: Any, number: int) -> TraceRecorder:
+        parallel = getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
+        path = trace_path(self._target, parallel, number)
+        return TraceRecorder(path.open("w", encoding="utf-8"))  # lives with the process
 
 
 def keep_trace(part: Path, target: Path) -> None:
@@ -101,10 +111,6 @@ def keep_trace(part: Path, target: Path) -> None:
             f"expected a trace for {target}, found no request recorded: see the engine's log"
         )
     write_whole(target, text)
-
-
-def _parallel_config(scheduler: Any) -> Any:
-    return getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
 
 
 def install_recorder(warn: Callable[[str], None]) -> bool:
@@ -132,7 +138,7 @@ def install_recorder(warn: Callable[[str], None]) -> bool:
 
 
 def wrap_scheduler(scheduler_cls: Any, recorder: SafeRecorder) -> None:
-    """Note every request that the scheduler takes up or frees, before it does."""
+    """Note every request that a scheduler takes up or frees, before it does."""
     stock_add, stock_free = scheduler_cls.add_request, scheduler_cls._free_request
 
     @wraps(stock_add)

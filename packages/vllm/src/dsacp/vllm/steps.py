@@ -1,5 +1,8 @@
 """Persistent buffers of all draft steps of one builder instance. Imports no vLLM."""
 
+from collections.abc import Iterator
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -8,25 +11,71 @@ from torch import Tensor
 from dsacp.core import DraftCapacity, TokenShard, Uncopied
 from dsacp.drafting_cache import DraftBatch, DraftMetadataBuilder, GroupSpec, StepMetadata
 from dsacp.rope_proxy import RopeRegistry
+from dsacp.vllm.dry_run import Sizes, Trial, first_batches, guarded_trials, later_batches
+from dsacp.vllm.settings import Blocker
 from dsacp.vllm.window import LocalWindow, WindowBank, WindowKernels
 
 GROUP = "swa"
+TRIAL_BLOCK = 64
+"""Tokens of a page where no engine says how many."""
 
 
-def make_capacity(vllm_config: Any, tp_size: int) -> DraftCapacity:
-    """Derive buffer bounds from the engine's configuration.
-
-    vLLM pads requests up to its capture sizes, which it chooses itself.
-    """
+def sizes_of(vllm_config: Any, tp_size: int) -> Sizes:
+    """Read what bounds an engine's batches from vLLM's configuration."""
     scheduler = vllm_config.scheduler_config
-    sizes = getattr(vllm_config.compilation_config, "cudagraph_capture_sizes", None) or [0]
-    return DraftCapacity.from_config(
-        max(scheduler.max_num_seqs, *sizes),
+    captures = getattr(vllm_config.compilation_config, "cudagraph_capture_sizes", None) or ()
+    return Sizes(
+        scheduler.max_num_seqs,
         scheduler.max_num_batched_tokens,
         vllm_config.speculative_config.num_speculative_tokens,
         tp_size,
+        getattr(getattr(vllm_config, "model_config", None), "max_model_len", 1),
+        tuple(sorted(captures)),
+    )
+
+
+def make_capacity(vllm_config: Any, tp_size: int) -> DraftCapacity:
+    """Derive buffer bounds from the engine's configuration."""
+    return capacity_of(sizes_of(vllm_config, tp_size))
+
+
+def capacity_of(sizes: Sizes) -> DraftCapacity:
+    """Derive buffer bounds from what bounds an engine's batches.
+
+    vLLM pads requests up to its capture sizes, which it chooses itself.
+    """
+    return DraftCapacity.from_config(
+        max(sizes.max_num_seqs, *sizes.capture_sizes, 0),
+        sizes.max_num_batched_tokens,
+        sizes.draft_tokens,
+        sizes.tp_size,
         layout="requests",
     )
+
+
+def size_blockers(sizes: Sizes) -> list[Blocker]:
+    """Return the batches of a configuration that our buffers refuse, tried on the CPU.
+
+    The first and the last rank are tried, without an engine; its own start tries each.
+    """
+    ranks = dict.fromkeys((0, sizes.tp_size - 1))
+    return guarded_trials(lambda: (trial for rank in ranks for trial in _size_trials(sizes, rank)))
+
+
+def _size_trials(sizes: Sizes, rank: int) -> Iterator[Trial]:
+    capacity = capacity_of(sizes)
+    cache = make_cache(capacity, TRIAL_BLOCK, rank, "cpu", sizes.max_model_len, v2=False)
+    columns = -(-sizes.max_model_len // TRIAL_BLOCK)
+    cache.bind({GROUP: torch.zeros(capacity.max_reqs, columns, dtype=torch.int32)})
+    steps = [(0, batch) for batch in first_batches(sizes)]
+    later = dict.fromkeys((1, capacity.num_draft_tokens - 1))
+    steps += [(index, batch) for index in later if index > 0 for batch in later_batches(sizes)]
+    for index, batch in steps:
+        starts = torch.tensor([0, *accumulate(batch.queries)], dtype=torch.int32)
+        lengths = torch.tensor(batch.lengths, dtype=torch.int32)
+        given = DraftBatch(len(batch.queries), sum(batch.queries), starts, lengths)
+        build = partial(cache.build_for_drafting, given, index)
+        yield Trial(f"{batch.name} in step {index} on rank {rank}", build, lambda: None)
 
 
 def make_cache(

@@ -7,7 +7,7 @@ missing. Numbers are not compared.
 """
 
 import inspect
-from collections.abc import Iterator, Set
+from collections.abc import Container, Iterator, Set
 from typing import Any
 
 from dsacp.vllm.ascend.known_bodies import NAMED, OPTIONAL
@@ -40,18 +40,23 @@ PASSED_THROUGH = "quant"
 """Names with this in them may come and go: the indexer's quant modes are the host's own."""
 
 
-def changed_bodies(builder: Any, remedy: str) -> Iterator[Blocker]:
+def changed_bodies(builder: Any, remedy: str, except_for: Container[str] = ()) -> Iterator[Blocker]:
     """Yield every method that reads or sets other names than the supported versions' does.
 
     Args:
-        builder: ``AscendDSACPMetadataBuilder``; its signatures have been checked.
+        builder: ``AscendDSACPMetadataBuilder``.
         remedy: what the user can do.
+        except_for: methods whose signature is refused already.
     """
     for name, wanted in READ.items():
+        if name in except_for:
+            continue
         read = set(getattr(_code(builder, name), "co_names", ()))
         unlike = {found for found in read ^ wanted if PASSED_THROUGH not in found}
         yield from _changed(f"{builder.__name__}.{name}", read, unlike, remedy)
     for name, text in NAMED.items():
+        if name in except_for:
+            continue
         used = names_of(_code(builder, name))
         unlike = (used ^ set(text.split())) - OPTIONAL
         yield from _changed(f"{builder.__name__}.{name}", used, unlike, remedy)

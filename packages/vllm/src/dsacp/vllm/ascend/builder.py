@@ -11,14 +11,13 @@ from torch import Tensor
 from dsacp.core import BufferRegion, LayoutError
 from dsacp.vllm.ascend.assemble import assemble
 from dsacp.vllm.ascend.call import Call, count_kinds, fill, plan
-from dsacp.vllm.ascend.hooks import REMEDY
 from dsacp.vllm.ascend.host import Host
 from dsacp.vllm.ascend.roles import FIRST, TARGET, Banks
 from dsacp.vllm.ascend.rope import host_tables
 from dsacp.vllm.ascend.runner_v2 import LATER, add_host_lengths, classify
-from dsacp.vllm.ascend.settings import ascend_blockers, unseen_blocker
+from dsacp.vllm.ascend.settings import ascend_blockers, remedy, unseen_blocker
 from dsacp.vllm.ascend.shapes import Shape, first_shape, later_shape, make_capacity
-from dsacp.vllm.plugin import stand_aside
+from dsacp.vllm.aside import engine_of, listed
 from dsacp.vllm.settings import Blocker
 
 DEFAULT_BLOCK_SIZE = 128
@@ -63,21 +62,21 @@ class DsacpBuilder:
         try:
             self._prepare()
         except Exception as error:  # an unknown host may fail in any way; it must run as without us
-            self.refuse(Blocker(f"a builder unlike the known ones ({error!r})", REMEDY))
+            self.refuse(Blocker(f"a builder unlike the known ones ({error!r})", remedy()))
 
     def _prepare(self) -> None:
         host: Any = self
         group = self.dsacp_host.tp_group()
         self.dsacp_rank = (group.world_size, group.rank_in_group)
-        for reason in ascend_blockers(host.vllm_config):
-            self.refuse(reason)
+        if reasons := list(ascend_blockers(host.vllm_config)):
+            self.refuse(*reasons)
         self.dsacp_method = getattr(host.speculative_config, "method", None)
         self.dsacp_banks = _make_banks(host, group.world_size)
 
-    def refuse(self, reason: Blocker) -> None:
-        """Leave everything to the host from now on, and say why once."""
-        self.dsacp_refused = str(reason)
-        stand_aside([reason])
+    def refuse(self, *reasons: Blocker) -> None:
+        """Leave everything to the framework from now on, and say why in one line an engine."""
+        self.dsacp_refused = listed(reasons)
+        engine_of(getattr(self, "vllm_config", self)).stand_aside(list(reasons))
 
     def build(
         self,

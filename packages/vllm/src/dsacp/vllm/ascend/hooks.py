@@ -6,13 +6,14 @@ one that the attention code has come to need.
 
 import dataclasses
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from dsacp.vllm.ascend.bodies import changed_bodies
+from dsacp.vllm.ascend.settings import remedy
+from dsacp.vllm.hooks import guarded
 from dsacp.vllm.settings import Blocker
-
-REMEDY = "use dsacp with vllm-ascend 0.25.1rc1 or 0.26.0rc1, or a dsacp that knows this one"
 
 METHODS = {
     "build": ("self", "common_prefix_len", "common_attn_metadata", "fast_build", "kwargs"),
@@ -66,61 +67,78 @@ COMMON_FIELDS = (
 )  # fmt: skip
 
 
+NAMES = (
+    "AscendDSACPMetadataBuilder", "AscendDSACPImpl", "AscendDSAMetadata", "AscendDSAReqMetadata",
+    "DSACPMetadata", "AscendCommonAttentionMetadata", "DeviceOperator",
+    "split_decodes_and_prefills", "get_tp_group", "get_full_cos_and_sin_dsa",
+)  # fmt: skip
+"""What the builder's module must hold."""
+
+
 def missing_hooks(dsa_cp: Any, rope: Any) -> Iterator[Blocker]:
     """Yield every way in which the installed modules are not what our builder was made for.
+
+    One that is missing hides no other: each part is looked at by itself.
 
     Args:
         dsa_cp: ``vllm_ascend.attention.context_parallel.dsa_cp``.
         rope: ``vllm_ascend.ops.rope_dsv4``.
     """
-    names = (
-        "AscendDSACPMetadataBuilder", "AscendDSACPImpl", "AscendDSAMetadata",
-        "AscendDSAReqMetadata", "DSACPMetadata", "AscendCommonAttentionMetadata", "DeviceOperator",
-        "split_decodes_and_prefills", "get_tp_group", "get_full_cos_and_sin_dsa",
-    )  # fmt: skip
-    lost = [name for name in names if not hasattr(dsa_cp, name)]
-    if lost:
-        yield Blocker(f"{dsa_cp.__name__} without {', '.join(lost)}", REMEDY)
-        return
-    yield from _attributes(dsa_cp.AscendDSACPMetadataBuilder)
-    unfit = list(_methods(dsa_cp.AscendDSACPMetadataBuilder))
-    yield from unfit or changed_bodies(dsa_cp.AscendDSACPMetadataBuilder, REMEDY)
-    yield from _fields(dsa_cp.AscendDSAReqMetadata, REQUEST_FIELDS)
-    yield from _fields(dsa_cp.DSACPMetadata, SHARD_FIELDS)
-    yield from _fields(dsa_cp.AscendDSAMetadata, STEP_FIELDS)
-    have = {field.name for field in dataclasses.fields(dsa_cp.AscendCommonAttentionMetadata)}
-    if lost := [name for name in COMMON_FIELDS if name not in have]:
-        yield Blocker(f"common attention metadata without {', '.join(lost)}", REMEDY)
-    yield from _calls(dsa_cp)
-    yield from _rope(rope)
+    if lost := [name for name in NAMES if not hasattr(dsa_cp, name)]:
+        yield Blocker(f"{dsa_cp.__name__} without {', '.join(lost)}", remedy())
+    parts: list[Callable[[], Iterable[Blocker]]] = [partial(_rope, rope)]
+    for name, check in _CHECKS.items():
+        if name not in lost:
+            parts.append(partial(check, getattr(dsa_cp, name)))
+    for part in parts:
+        yield from guarded(part, remedy)
 
 
-def _methods(builder: Any) -> Iterator[Blocker]:
+def _builder(builder: Any) -> Iterator[Blocker]:
+    yield from _attributes(builder)
+    unfit = dict(_methods(builder))
+    yield from unfit.values()
+    # a method with other parameters has another body too, which says nothing new
+    yield from changed_bodies(builder, remedy(), except_for=unfit)
+
+
+def _methods(builder: Any) -> Iterator[tuple[str, Blocker]]:
     for name, wanted in METHODS.items():
         method = getattr(builder, name, None)
         if method is None:
-            yield Blocker(f"no {builder.__name__}.{name}", REMEDY)
+            yield name, Blocker(f"no {builder.__name__}.{name}", remedy())
             continue
         found = tuple(inspect.signature(method).parameters)
         if found != wanted:
-            yield Blocker(f"{builder.__name__}.{name}({', '.join(found)})", REMEDY)
+            yield name, Blocker(f"{builder.__name__}.{name}({', '.join(found)})", remedy())
 
 
-def _fields(owner: Any, wanted: frozenset[str]) -> Iterator[Blocker]:
+def _common(owner: Any) -> Iterator[Blocker]:
+    have = {field.name for field in dataclasses.fields(owner)}
+    if lost := [name for name in COMMON_FIELDS if name not in have]:
+        yield Blocker(f"common attention metadata without {', '.join(lost)}", remedy())
+
+
+def _fields(wanted: frozenset[str], owner: Any) -> Iterator[Blocker]:
     have = {field.name for field in dataclasses.fields(owner)}
     if lost := sorted(wanted - OPTIONAL - have):
-        yield Blocker(f"{owner.__name__} without {', '.join(lost)}", REMEDY)
+        yield Blocker(f"{owner.__name__} without {', '.join(lost)}", remedy())
     if new := sorted(have - wanted):
-        yield Blocker(f"{owner.__name__} with the unknown fields {', '.join(new)}", REMEDY)
+        yield Blocker(f"{owner.__name__} with the unknown fields {', '.join(new)}", remedy())
 
 
-def _calls(dsa_cp: Any) -> Iterator[Blocker]:
-    split = inspect.signature(dsa_cp.split_decodes_and_prefills).parameters
-    if not {"decode_threshold", "treat_short_extends_as_decodes"} <= set(split):
-        yield Blocker(f"split_decodes_and_prefills({', '.join(split)})", REMEDY)
-    full = getattr(dsa_cp, "get_full_cos_and_sin_dsa", None)
-    yield from parameters("get_full_cos_and_sin_dsa", full, ("group_name",))
-    formatter = getattr(dsa_cp.DeviceOperator, "format_dsa_slot_mapping", None)
+def _split(split: Any) -> Iterator[Blocker]:
+    names = inspect.signature(split).parameters
+    if not {"decode_threshold", "treat_short_extends_as_decodes"} <= set(names):
+        yield Blocker(f"split_decodes_and_prefills({', '.join(names)})", remedy())
+
+
+def _full_rope(found: Any) -> Iterator[Blocker]:
+    yield from parameters("get_full_cos_and_sin_dsa", found, ("group_name",))
+
+
+def _slot_format(device: Any) -> Iterator[Blocker]:
+    formatter = getattr(device, "format_dsa_slot_mapping", None)
     yield from parameters("format_dsa_slot_mapping", formatter, ("slot_mapping", "block_size"))
 
 
@@ -128,23 +146,23 @@ def parameters(name: str, found: Any, wanted: tuple[str, ...]) -> Iterator[Block
     """Yield a blocker if a callable is missing or has other parameters than the known ones."""
     have = None if found is None else tuple(inspect.signature(found).parameters)
     if have is None:
-        yield Blocker(f"no {name}", REMEDY)
+        yield Blocker(f"no {name}", remedy())
     elif have != wanted:
-        yield Blocker(f"{name}({', '.join(have)})", REMEDY)
+        yield Blocker(f"{name}({', '.join(have)})", remedy())
 
 
 def _attributes(builder: Any) -> Iterator[Blocker]:
     """Look for what a builder's ``__init__`` sets and we read, without making a builder."""
     named = set(inspect.unwrap(builder.__init__).__code__.co_names)
     if lost := [name for name in ATTRIBUTES if name not in named]:
-        yield Blocker(f"{builder.__name__} that never sets {', '.join(lost)}", REMEDY)
+        yield Blocker(f"{builder.__name__} that never sets {', '.join(lost)}", remedy())
 
 
 def _rope(rope: Any) -> Iterator[Blocker]:
     state = getattr(rope, "_ROPE_STATE", None)
     for name in ("full_rope_cache", "registry_summary", "layer_info"):
         if not hasattr(state, name):
-            yield Blocker(f"RoPE state without {name}", REMEDY)
+            yield Blocker(f"RoPE state without {name}", remedy())
     proxy = getattr(rope, "RopeDataProxy", None)
     pad_to, init = getattr(proxy, "pad_to", None), getattr(proxy, "__init__", None)
     yield from parameters("RopeDataProxy.pad_to", pad_to, ("self", "target_len", "dim"))
@@ -170,14 +188,27 @@ def _driver(module: Any, method: str, reads: tuple[str, ...]) -> Iterator[Blocke
     classes = [value for value in vars(module).values() if isinstance(value, type)]
     found = [cls for cls in classes if method in vars(cls) and cls.__module__ == module.__name__]
     if not found:
-        yield Blocker(f"no class with {method} in {module.__name__}", REMEDY)
+        yield Blocker(f"no class with {method} in {module.__name__}", remedy())
     for cls in found:
         known = {name for base in cls.__mro__ for name in vars(base)}
         for base in cls.__mro__:
             for value in vars(base).values():
                 known.update(getattr(getattr(value, "__code__", None), "co_names", ()))
         if lost := [name for name in reads if name not in known]:
-            yield Blocker(f"{cls.__name__} without {', '.join(lost)}", REMEDY)
+            yield Blocker(f"{cls.__name__} without {', '.join(lost)}", remedy())
     group = getattr(module, "AttentionGroup", None)
     if group is not None and "metadata_builders" not in {f.name for f in dataclasses.fields(group)}:
-        yield Blocker("an AttentionGroup without metadata_builders", REMEDY)
+        yield Blocker("an AttentionGroup without metadata_builders", remedy())
+
+
+_CHECKS: dict[str, Callable[[Any], Iterable[Blocker]]] = {
+    "AscendDSACPMetadataBuilder": _builder,
+    "AscendDSAReqMetadata": partial(_fields, REQUEST_FIELDS),
+    "DSACPMetadata": partial(_fields, SHARD_FIELDS),
+    "AscendDSAMetadata": partial(_fields, STEP_FIELDS),
+    "AscendCommonAttentionMetadata": _common,
+    "split_decodes_and_prefills": _split,
+    "get_full_cos_and_sin_dsa": _full_rope,
+    "DeviceOperator": _slot_format,
+}
+"""What is looked at in each name that is there."""

@@ -5,15 +5,16 @@ import importlib.util
 import logging
 import sys
 from collections.abc import Iterator
-from functools import cache, wraps
+from functools import wraps
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from dsacp.vllm.ascend.hooks import ADVANCE, REMEDY, drafting_hooks, missing_hooks
+from dsacp.vllm.ascend.hooks import ADVANCE, drafting_hooks, missing_hooks
 from dsacp.vllm.ascend.imports import when_imported
-from dsacp.vllm.ascend.settings import group_blocker, switched_off
+from dsacp.vllm.ascend.settings import group_blocker, remedy, switched_off
+from dsacp.vllm.aside import Engine, current_engine
 from dsacp.vllm.settings import Blocker
 
 logger = logging.getLogger("vllm.dsacp")
@@ -37,8 +38,8 @@ def register_ascend() -> bool:
     spec = importlib.util.find_spec("vllm_ascend")
     if spec is None:
         return False
-    for blocker in moved_modules(spec):
-        _say(blocker)
+    if moved := list(moved_modules(spec)):
+        Engine().stand_aside(moved)  # no engine yet; each of this process waits in vain
     when_imported(BACKEND_MODULE, _hook_backend)
     when_imported(PROPOSER_MODULE, _hook_proposer)
     when_imported(SPECULATOR_MODULE, _hook_speculator)
@@ -68,7 +69,7 @@ def moved_modules(spec: ModuleSpec) -> Iterator[Blocker]:
         path = Path(*name.split(".")[1:])
         files = (path.with_suffix(".py"), path / "__init__.py")
         if not any((folder / file).exists() for folder in folders for file in files):
-            yield Blocker(f"a vllm-ascend without {name}", REMEDY)
+            yield Blocker(f"a vllm-ascend without {name}", remedy())
 
 
 def _hook_speculator(module: ModuleType) -> None:
@@ -81,7 +82,8 @@ def _hook_backend(module: ModuleType) -> None:
     backend = getattr(module, "AscendDSABackend", None)
     stock_getter = getattr(backend, "get_builder_cls", None)
     if backend is None or stock_getter is None:
-        _say(Blocker(f"no AscendDSABackend.get_builder_cls in {module.__name__}", "update dsacp"))
+        found = f"no AscendDSABackend.get_builder_cls in {module.__name__}"
+        current_engine().stand_aside([Blocker(found, remedy())])
         return
 
     @wraps(stock_getter)
@@ -95,18 +97,20 @@ def choose(stock: Any) -> Any:
     """Return our builder for upstream's DSA-CP builder, and any other builder as it is."""
     if switched_off() or (stock.__module__, stock.__name__) == (BACKEND_MODULE, PLAIN_BUILDER):
         return stock
-    return _ours(stock)
+    engine = current_engine()
+    if stock not in engine.chosen:
+        engine.chosen[stock] = _ours(stock, engine)
+    return engine.chosen[stock]
 
 
-@cache
-def _ours(stock: Any) -> Any:
+def _ours(stock: Any, engine: Engine) -> Any:
     try:
         reasons = list(_reasons(stock))
         made = stock if reasons else _made(stock)
-    except Exception as error:  # an unknown host may fail in any way; it must run as without us
-        reasons, made = [Blocker(f"hooks that cannot be checked ({error!r})", REMEDY)], stock
+    except Exception as error:  # an unknown framework may fail; it must run as without us
+        reasons, made = [Blocker(f"hooks that cannot be checked ({error!r})", remedy())], stock
     if reasons:
-        _say(*reasons)
+        engine.stand_aside(reasons)
     else:
         logger.info("dsacp builds the metadata of DSA-CP layers in place of %s", stock.__name__)
     return made
@@ -114,7 +118,7 @@ def _ours(stock: Any) -> Any:
 
 def _reasons(stock: Any) -> Iterator[Blocker]:
     if stock.__module__ != BUILDER_MODULE:
-        yield Blocker(f"{stock.__name__} of {stock.__module__}, which is not known", REMEDY)
+        yield Blocker(f"{stock.__name__} of {stock.__module__}, which is not known", remedy())
         return
     yield from missing_hooks(sys.modules[BUILDER_MODULE], importlib.import_module(ROPE_MODULE))
     yield from drafting_hooks(sys.modules.get(PROPOSER_MODULE), sys.modules.get(SPECULATOR_MODULE))
@@ -162,9 +166,3 @@ def refuse_groups(proposer: Any) -> None:
             builder.dsacp_seen = True
             if blocker is not None:
                 builder.refuse(blocker)
-
-
-def _say(*reasons: Blocker) -> None:
-    from dsacp.vllm.plugin import stand_aside
-
-    stand_aside(list(reasons))

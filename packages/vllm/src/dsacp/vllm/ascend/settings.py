@@ -2,12 +2,30 @@
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dsacp.vllm.settings import ENABLE_VARIABLE, Blocker
+from dsacp.vllm.settings import ENABLE_VARIABLE, Blocker, asked_of, unsupported
 
 _FALSE = frozenset({"0", "false", "no", "off"})
-METHODS = ("mtp", "deepseek_mtp", "dspark")
+KNOWN = ("0.25.1rc1", "0.26.0rc1")
+"""The versions of vllm-ascend that every check was written against."""
+
+
+def remedy() -> str:
+    """Return what helps where the installed vllm-ascend is not what our builder was made for."""
+    known = " or ".join(KNOWN)
+    try:
+        found = version("vllm-ascend")
+    except PackageNotFoundError:
+        return f"install vllm-ascend {known}"
+    if found in KNOWN:
+        return (
+            f"something has changed this vllm-ascend {found}: reinstall it, or start without what "
+            "did"
+        )
+    return f"use vllm-ascend {known}, or a dsacp that knows {found}"
 
 
 def switched_off(environ: Mapping[str, str] = os.environ) -> bool:
@@ -19,28 +37,11 @@ def switched_off(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def ascend_blockers(vllm_config: Any) -> Iterator[Blocker]:
-    """Yield every feature of an engine that our builder does not support beside it."""
-    parallel = vllm_config.parallel_config
-    for name, feature in (
-        ("prefill_context_parallel_size", "prefill context parallelism"),
-        ("decode_context_parallel_size", "decode context parallelism"),
-        ("pipeline_parallel_size", "pipeline parallelism"),
-    ):
-        size = getattr(parallel, name, 1) or 1
-        if size > 1:
-            yield Blocker(f"{feature} of {size} ({name})", "set it to 1 beside DSA-CP")
-    if getattr(parallel, "use_ubatching", False):
-        yield Blocker("ubatching", "switch dual batch overlap off")
-    speculative = getattr(vllm_config, "speculative_config", None)
-    method = getattr(speculative, "method", None)
-    if speculative is None:
-        return
-    if method not in METHODS:
-        yield Blocker(f"speculative method {method!r}", "use one of " + ", ".join(METHODS))
-    if method != "dspark" and getattr(speculative, "parallel_drafting", False):
-        yield Blocker("parallel_drafting", "switch it off: drafts must follow one another")
-    if getattr(speculative, "constant_draft_positions", False):
-        yield Blocker("constant_draft_positions", "switch it off: draft positions must advance")
+    """Yield every feature of an engine that our builder does not support beside it.
+
+    The model is vllm-ascend's affair: it has this builder for DeepSeek-V4 alone.
+    """
+    yield from unsupported(replace(asked_of(vllm_config, "vllm-ascend"), model=None))
 
 
 def group_blocker(groups: int, method: str | None) -> Blocker | None:
@@ -65,5 +66,5 @@ def unseen_blocker(what: str) -> Blocker:
     """
     return Blocker(
         f"{what} from a proposer or speculator that is not like the known ones",
-        "use vllm-ascend 0.25.1rc1 or 0.26.0rc1, or a dsacp that knows this one",
+        remedy(),
     )
