@@ -1,6 +1,7 @@
 """Our builder beside vLLM's own, hook by hook, on the same batches. Needs vLLM on a CPU."""
 
 import importlib.util
+import inspect
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,8 +15,12 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.attention.backends.mla import sparse_swa as swa
 from vllm.v1.kv_cache_interface import SlidingWindowMLASpec
 
+from dsacp.core import CapacityError
+from dsacp.drafting_cache import DraftMetadataBuilder
 from dsacp.graph import check_isolated
+from dsacp.vllm import aside
 from dsacp.vllm.builder import make_builder_class
+from dsacp.vllm.field_map import LOCAL
 from dsacp.vllm.report import addresses
 from dsacp.vllm_cpu_kit import register as register_kit
 
@@ -74,7 +79,7 @@ def builders(monkeypatch) -> Any:
         speculative_config=SimpleNamespace(
             num_speculative_tokens=K, parallel_drafting=False, use_dspark=lambda: False
         ),
-        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[]),
+        compilation_config=SimpleNamespace(cudagraph_capture_sizes=[], static_forward_context={}),
         parallel_config=SimpleNamespace(decode_context_parallel_size=1),
         use_v2_model_runner=False,
     )
@@ -88,7 +93,9 @@ def builders(monkeypatch) -> Any:
     def make(cls: Any) -> Any:
         return cls(spec, ["model.layers.4.attn.swa_cache"], config, torch.device("cpu"))
 
-    return SimpleNamespace(ours=lambda: make(ours), stock=lambda: make(stock))
+    return SimpleNamespace(
+        ours=lambda: make(ours), stock=lambda: make(stock), config=config, patch=monkeypatch
+    )
 
 
 def check_same(found: Any, expected: Any) -> None:
@@ -182,3 +189,194 @@ def test_the_stock_builder_fails_on_kinds_that_its_subclass_forgets(builders, mo
     monkeypatch.setattr(stock, "build_tile_scheduler", lambda _tokens: dict.fromkeys(kinds))
     with pytest.raises(KeyError, match="c1a"):
         stock.build(0, make_common([4, 4], [40, 9], TABLE))
+
+
+class Rank:
+    """One rank of several: what vLLM says of the group, and what the other ranks found."""
+
+    def __init__(self, builders: Any, tp: int, rank: int, others_fine: bool = True) -> None:
+        where = "vllm.distributed.get_tensor_model_parallel_"
+        builders.patch.setattr(f"{where}world_size", lambda: tp)
+        builders.patch.setattr(f"{where}rank", lambda: rank)
+        self.asked: list[bool] = []
+
+        def all_ranks(fine: bool, tp_size: int) -> bool:
+            assert tp_size == tp
+            self.asked.append(fine)
+            return fine and others_fine
+
+        builders.patch.setattr("dsacp.vllm.builder.all_ranks", all_ranks)
+
+
+@pytest.fixture
+def said(monkeypatch, caplog) -> Any:
+    monkeypatch.setattr(aside.logger, "propagate", True)
+    caplog.set_level("WARNING", logger=aside.logger.name)
+    return lambda: [record.getMessage() for record in caplog.records]
+
+
+def fail_for(patch: Any, fails: Any) -> None:
+    """Let the library refuse the batches that ``fails`` names: an injected builder."""
+    stock = DraftMetadataBuilder.build_for_drafting
+
+    def build_for_drafting(self: Any, batch: Any, draft_index: int) -> Any:
+        if fails(batch, draft_index):
+            raise CapacityError(f"needs {batch.num_reqs} requests, buffer holds fewer")
+        return stock(self, batch, draft_index)
+
+    patch.setattr(DraftMetadataBuilder, "build_for_drafting", build_for_drafting)
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_dry_run_decides_before_anything_is_served(builders, said, rank) -> None:
+    """At tp 4 with max_num_seqs 6 the first draft step of 5 requests ended a real engine."""
+    other = Rank(builders, 4, rank)
+    builders.config.scheduler_config.max_num_seqs = 6
+    fail_for(builders.patch, lambda batch, index: index > 0 and batch.num_reqs >= 5)
+    ours, stock = builders.ours(), builders.stock()
+    assert other.asked == [False]
+    (line,) = said()
+    assert line.startswith(
+        "dsacp stands aside, the engine is unchanged: found a dry run that fails"
+    )
+    for bank in range(1, K):
+        assert f"build_for_drafting[{bank}] of 5 requests" in line
+        assert f"build_for_drafting[{bank}] of 6 requests" in line
+    table = make_tables(1)
+    for hook in ("build", "build_for_drafting"):
+        made = [
+            builder.build(0, common) if hook == "build" else builder.build_for_drafting(common, 1)
+            for builder in (ours, stock)
+            for common in [make_common([1] * 5, [30, 90, 5, 1, 60], table)]
+        ]
+        check_same(*made)
+        assert not hasattr(made[0], "local"), "attention stays head-sharded"
+    assert not ours.supports_update_block_table, "the stock builder cannot"
+
+
+def test_the_sizes_that_ended_an_engine_are_served(builders, said) -> None:
+    Rank(builders, 4, 1)
+    builders.config.scheduler_config.max_num_seqs = 6
+    ours = builders.ours()
+    assert said() == []
+    common = make_common([1] * 5, [30, 90, 5, 1, 60], make_tables(1))
+    assert ours.build_for_drafting(common, 1).local is not None
+
+
+def test_ranks_stand_aside_together(builders, said) -> None:
+    """One rank alone would wait for an exchange of tokens that the others never make."""
+    Rank(builders, 2, 0, others_fine=False)
+    ours = builders.ours()
+    assert not hasattr(ours.build(0, make_common([4], [9], TABLE)), "local")
+    (line,) = said()
+    assert "another rank" in line
+
+
+def test_a_dry_run_leaves_nothing_behind(builders, said) -> None:
+    """It binds a block table of its own: the engine's would be one that moved."""
+    ours = builders.ours()
+    ours.build(0, make_common([4, 4], [40, 9], make_tables(7)))
+    assert said() == []
+    assert ours.reporter.calls == {"build[0]": 1}
+    assert ours.reporter.violations == []
+
+
+LATE = ("build", "build_for_drafting", "update_block_table", "update_draft_decode_metadata")
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("hook", LATE)
+def test_a_build_that_fails_later_does_not_end_the_engine(builders, said, hook, tp) -> None:
+    """Its batch, and all that follow, are built from the framework's numbers; one line says so."""
+    Rank(builders, tp, tp - 1)
+    builders.config.use_v2_model_runner = hook == "update_draft_decode_metadata"
+    ours, twin = builders.ours(), builders.ours()
+    queries, lengths = ([1, 1, 1], [30, 90, 5]) if hook != "build" else ([4, 2, 30], [200, 33, 64])
+    first = ours.build(0, make_common(queries, lengths, TABLE))
+    later = make_common(queries, [length + 1 for length in lengths], TABLE)
+    expected = twin.build(0, make_common(queries, [length + 1 for length in lengths], TABLE))
+    expected = tensors_of_rows(expected)
+    fail_for(builders.patch, lambda _batch, _index: True)
+    assert said() == []
+    found = call(ours, hook, first, later)
+    assert tensors_of_rows(found).keys() == expected.keys()
+    for name, tensor in tensors_of_rows(found).items():
+        assert torch.equal(tensor, expected[name]), name
+    (line,) = said()
+    assert f"a {hook} that failed while serving (CapacityError" in line
+    call(ours, "build", first, later)
+    assert len(said()) == 1
+
+
+def call(builder: Any, hook: str, metadata: Any, common: Any) -> Any:
+    if hook == "build":
+        return builder.build(0, common)
+    if hook == "build_for_drafting":
+        return builder.build_for_drafting(common, 0)
+    if hook == "update_block_table":
+        metadata.host = common
+        return builder.update_block_table(metadata, TABLE[: common.num_reqs], common.slot_mapping)
+    metadata.host.seq_lens.copy_(common.seq_lens)
+    metadata.host.slot_mapping.copy_(common.slot_mapping)
+    builder.update_draft_decode_metadata(metadata)
+    return metadata
+
+
+def tensors_of_rows(metadata: Any) -> dict[str, torch.Tensor]:
+    """What layers read of a step, rows of the rank included; slots up to the batch's."""
+    local = metadata.local
+    stock = {name: getattr(metadata, name) for name in FIELDS}
+    rows = {f"local.{name}": getattr(local, name) for name in LOCAL}
+    rows |= {name: tensor for name, tensor in stock.items() if tensor is not None}
+    return {name: tensor.clone() for name, tensor in rows.items()}
+
+
+def test_a_graph_that_holds_our_buffers_is_never_left_with_them(builders, said) -> None:
+    """A replay would read the batch before: the one error that goes on to the framework."""
+    ours = builders.ours()
+    ours.build_for_cudagraph_capture(make_common([4, 4], [4, 4], TABLE))
+    fail_for(builders.patch, lambda _batch, _index: True)
+    with pytest.raises(CapacityError) as raised:
+        ours.build(0, make_common([4, 4], [40, 9], TABLE))
+    assert "a graph of this engine holds its buffers" in raised.value.__notes__[0]
+    assert said() == []
+
+
+@pytest.mark.parametrize("v2", [False, True])
+def test_chunks_of_unfinished_prompts_take_no_part_in_later_steps(builders, v2) -> None:
+    """A later step of a chunk wrote the slot of the prompt's next token."""
+    builders.config.use_v2_model_runner = v2
+    engine = aside.engine_of(builders.config)
+    engine.unfinished = torch.tensor([False, True, False, True, False])
+    ours = builders.ours()
+    ours.drafts_later = v2
+    common = make_common([1, 1, 1], [30, 90, 5], TABLE)
+    later = ours.build(0, common) if v2 else ours.build_for_drafting(common, 1)
+    if v2:
+        ours.update_draft_decode_metadata(later)
+    expected = common.slot_mapping.clone()
+    expected[1] = -1
+    assert later.slot_mapping.tolist() == expected.tolist()
+    assert later.seq_lens.tolist() == [30, 0, 5]
+    assert later.local.valid.tolist() == [True, False, True]
+    assert later.local.lens.tolist()[1] == 0
+    if not v2:
+        step0 = ours.build_for_drafting(make_common([4, 9, 4], [30, 90, 5], TABLE), 0)
+        assert bool((step0.slot_mapping >= 0).all()), "the first pass fills the chunk's cache"
+    engine.unfinished.zero_()
+    again = ours.build(0, common) if v2 else ours.build_for_drafting(common, 1)
+    assert again.slot_mapping.tolist() == common.slot_mapping.tolist()
+
+
+def test_runners_of_this_vllm_mark_unfinished_prompts() -> None:
+    """What ``drafting`` reads is there: one that is gone would let every chunk draft again."""
+    from vllm.v1.worker.gpu.spec_decode.speculator import DraftModelSpeculator
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    made = (GPUModelRunner.__init__, DraftModelSpeculator.__init__)
+    runner, speculator = map(inspect.unwrap, made)
+    assert "discard_request_mask" in runner.__code__.co_names
+    assert "num_sampled" in inspect.signature(DraftModelSpeculator.propose).parameters
+    names = DraftModelSpeculator.set_attn.__code__.co_names
+    assert "attn_groups" in names
+    assert {"max_num_reqs", "device"} <= set(speculator.__code__.co_names)

@@ -27,8 +27,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 @pytest.fixture(autouse=True)
 def one_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give every test an engine of its own, as vLLM does by its current configuration."""
-    from dsacp.vllm.ascend import plugin
+    from dsacp.vllm.ascend import builder, plugin
     from dsacp.vllm.aside import Engine
 
     engine = Engine()
     monkeypatch.setattr(plugin, "current_engine", lambda: engine)
+    # the double makes a configuration a builder, where an engine has one
+    monkeypatch.setattr(builder, "engine_of", lambda _config: engine)

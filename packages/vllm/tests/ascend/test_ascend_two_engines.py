@@ -7,6 +7,7 @@ import pytest
 from ascend_double import HostDouble
 from ascend_double.scenario import stock
 
+from dsacp.vllm.ascend import builder as ascend_builder
 from dsacp.vllm.ascend import hooks, plugin
 from dsacp.vllm.ascend.plugin import choose
 from dsacp.vllm.aside import Engine
@@ -37,16 +38,16 @@ def test_an_engine_decides_for_itself(
 
 
 def test_a_builder_names_all_that_its_configuration_is_refused_for(
-    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """One line a reason was said, and the last one alone was kept."""
-    double = HostDouble(3, 2, 0)
-    double.config.parallel_config.pipeline_parallel_size = 2
-    double.config.parallel_config.use_ubatching = True
+    double, kinds = HostDouble(3, 2, 0), ("pipeline parallelism of 2", "ubatching")
+    reasons = [Blocker(kind, "switch it off") for kind in kinds]
+    monkeypatch.setattr(ascend_builder, "ascend_blockers", lambda _config: iter(reasons))
     with caplog.at_level(logging.WARNING, logger="vllm.dsacp"):
         builder = double.builder(choose(stock()))
     (line,) = lines(caplog)
-    for part in ("pipeline parallelism of 2", "ubatching"):
+    for part in kinds:
         assert part in line
         assert part in builder.dsacp_refused
 

@@ -17,12 +17,15 @@ class Engine:
     Attributes:
         refused: reasons to stand aside that its configuration does not show.
         adopted: whether a draft layer of it names our backend.
+        unfinished: bool [rows] on the device, set where a row of the batch is a chunk of an
+            unfinished prompt; None where the framework does not say.
         chosen: the builder class that each of the framework's is served with (vllm-ascend).
     """
 
     def __init__(self) -> None:
         self.refused: list[Blocker] = []
         self.adopted = False
+        self.unfinished: Any = None
         self.chosen: dict[Any, Any] = {}
         self._said: set[str] = set()
 

@@ -106,12 +106,23 @@ def around_load(worker: Any, load_model: Callable[..., Any]) -> Callable[..., An
         if reasons := reasons_against(config, engine):
             engine.stand_aside(reasons, quiet=quiet)
         result = load_model(*args, **kwargs)
+        if engine.adopted:
+            _find_mark(getattr(worker, "model_runner", None), engine)
         if not reasons and not engine.adopted:
             found = "a model without a window cache in its draft layers"
             engine.stand_aside([Blocker(found, "serve a DeepSeek-V4 model")], quiet=quiet)
         return result
 
     return load
+
+
+def _find_mark(runner: Any, engine: Engine) -> None:
+    from dsacp.vllm.drafting import find_mark
+
+    try:
+        find_mark(runner, engine)
+    except Exception as error:  # every request drafts then, as in vLLM itself
+        engine.warn_once(f"dsacp cannot tell chunks of unfinished prompts: {error!r}")
 
 
 def _hook_cache() -> None:

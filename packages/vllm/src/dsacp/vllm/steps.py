@@ -13,7 +13,7 @@ from dsacp.drafting_cache import DraftBatch, DraftMetadataBuilder, GroupSpec, St
 from dsacp.rope_proxy import RopeRegistry
 from dsacp.vllm.dry_run import Sizes, Trial, first_batches, guarded_trials, later_batches
 from dsacp.vllm.settings import Blocker
-from dsacp.vllm.window import LocalWindow, WindowBank, WindowKernels
+from dsacp.vllm.window import LocalWindow, RankRows, WindowBank, WindowKernels
 
 GROUP = "swa"
 TRIAL_BLOCK = 64
@@ -130,8 +130,15 @@ class StepBuffers(Uncopied):
         device = cache.config.device
         self._banks = [WindowBank(size, capacity.tp_size, window, device) for size in sizes]
 
-    def fill(self, host: Any, bank: int) -> tuple[StepMetadata, Tensor]:
+    def fill(
+        self, host: Any, bank: int, drafts: Tensor | None = None
+    ) -> tuple[StepMetadata, Tensor]:
         """Compute a step from vLLM's common metadata; returns it and its int64 slots [Tp].
+
+        Args:
+            host: the batch, advanced to the step.
+            bank: the draft step.
+            drafts: int32 [>= num_reqs], 0 where a request takes no part in later steps.
 
         Raises:
             StaleAddressError: the host's block table moved since the first build.
@@ -143,6 +150,7 @@ class StepBuffers(Uncopied):
             num_tokens=host.num_actual_tokens,
             query_start_loc=host.query_start_loc,
             seq_lens=host.seq_lens,
+            drafts=drafts,
         )
         step = self.cache.build_for_drafting(batch, bank)
         computed = step.groups[GROUP].slot_mapping
@@ -153,6 +161,7 @@ class StepBuffers(Uncopied):
         self, step: StepMetadata, bank: int, num_reqs: int, replay_start: Tensor
     ) -> LocalWindow:
         """Compute the rank's rows of a filled step of ``num_reqs`` requests in place."""
+        rows = RankRows.of(step.groups[GROUP], num_reqs)
         return self._banks[bank].build(
-            self._kernels, step.groups[GROUP], step.shard, num_reqs, self._block_size, replay_start
+            self._kernels, rows, step.shard, self._block_size, replay_start
         )

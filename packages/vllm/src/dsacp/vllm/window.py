@@ -9,6 +9,7 @@ from torch import Tensor
 
 from dsacp.core import TokenShard, Uncopied
 from dsacp.drafting_cache import GroupMetadata
+from dsacp.kernels import local_metadata
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,30 @@ class LocalWindow:
     valid: Tensor
     indices: Tensor
     lens: Tensor
+
+
+@dataclass(frozen=True)
+class RankRows:
+    """What the rank's rows follow from; ``R`` requests, those that have a row in the table.
+
+    Attributes:
+        query_start_loc: int32 [R+1], local starts.
+        seq_lens: int32 [R], lengths that the rank's last token of each request sees.
+        block_table: int32 [R, columns].
+    """
+
+    query_start_loc: Tensor
+    seq_lens: Tensor
+    block_table: Tensor
+
+    @classmethod
+    def of(cls, group: GroupMetadata, num_reqs: int) -> "RankRows":
+        """Take the rows of a step: padded requests have none in the framework's table."""
+        return cls(
+            group.local_query_start_loc[: num_reqs + 1],
+            group.local_seq_lens[:num_reqs],
+            group.block_table[:num_reqs],
+        )
 
 
 class WindowBank(Uncopied):
@@ -75,34 +100,48 @@ class WindowBank(Uncopied):
     def build(
         self,
         kernels: WindowKernels,
-        group: GroupMetadata,
+        rows: RankRows,
         shard: TokenShard,
-        num_reqs: int,
         block_size: int,
         replay_start: Tensor,
     ) -> LocalWindow:
         """Compute the rank's rows in place; every launch is safe inside a capture."""
-        local = self._rows(group, shard, num_reqs)
+        local = self._rows(rows, shard)
         torch.ge(self.slots[shard.start : shard.end], 0, out=local.valid)
-        if num_reqs:
+        if rows.seq_lens.shape[0]:
             count = shard.per_rank
             kernels.token_to_req(local.query_start_loc, self.token_to_req, count, count)
-            table = group.block_table[:num_reqs]
-            _launch(kernels, local, self.window, table, block_size, replay_start)
+            _launch(kernels, local, self.window, rows.block_table, block_size, replay_start)
         return local
 
-    def _rows(self, group: GroupMetadata, shard: TokenShard, num_reqs: int) -> LocalWindow:
+    def _rows(self, rows: RankRows, shard: TokenShard) -> LocalWindow:
         count = shard.per_rank
         return LocalWindow(
             shard=shard,
-            # padded requests have no row in the host's block table
-            query_start_loc=group.local_query_start_loc[: num_reqs + 1],
-            seq_lens=group.local_seq_lens[:num_reqs],
+            query_start_loc=rows.query_start_loc,
+            seq_lens=rows.seq_lens,
             token_to_req=self.token_to_req[:count],
             valid=self.valid[:count],
             indices=self.indices[:count],
             lens=self.lens[:count],
         )
+
+
+def plain_rows(
+    kernels: WindowKernels,
+    host: Any,
+    shard: TokenShard,
+    window: int,
+    block_size: int,
+    replay_start: Tensor,
+) -> LocalWindow:
+    """Compute the rank's rows of a batch from the framework's own tensors, in new ones."""
+    count, slots = host.num_reqs, host.slot_mapping
+    found = local_metadata(host.query_start_loc[: count + 1], host.seq_lens[:count], shard)
+    bank = WindowBank(shard.padded, shard.tp_size, window, slots.device)
+    bank.slots[: slots.shape[0]] = slots[: shard.padded]
+    rows = RankRows(found.query_start_loc, found.seq_lens, host.block_table_tensor[:count])
+    return bank.build(kernels, rows, shard, block_size, replay_start)
 
 
 def _launch(
