@@ -27,7 +27,7 @@ def test_v2_updates_its_metadata_in_place(figures, tp) -> None:
     assert ours.tokens == plain.tokens
     assert ours.violations == []
     assert len(ours.reports) == 2 * tp
-    assert ours.calls()["update_draft_decode_metadata[0]"] > 0
+    assert ours.calls()["update_draft_decode_metadata[1]"] > 0
     attention = ours.attention()
     assert attention["sharded_forwards"] > 0
     assert attention.get("all_to_alls", 0) == (2 * attention["sharded_forwards"] if tp > 1 else 0)
