@@ -66,7 +66,7 @@ def test_fields_of_a_step_agree_on_their_rows(
 
 @pytest.mark.parametrize("rows", [6, 17])
 def test_rows_that_a_table_lacks_were_padding(make_host: Make, rows: int) -> None:
-    """What a short table leaves out of a step is inert, and plans are for the rows that are left."""
+    """What a short table leaves out of a step is inert, and plans are for the rows left."""
     whole, short = (make_host(padding="repeat") for _ in range(2))
     rebind(short, rows)
     for queries in ([4] * 6, [4] * 3, [1, 9, 2], [1] * 6):
