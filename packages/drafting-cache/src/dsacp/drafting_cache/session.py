@@ -32,7 +32,7 @@ from dsacp.drafting_cache.plans import plan_table
 from dsacp.drafting_cache.prepared import Prepared
 from dsacp.drafting_cache.types import BoundInputs, DraftBatch, StepMetadata
 from dsacp.drafting_cache.values import check_bound_count, check_values
-from dsacp.drafting_cache.views import step_view
+from dsacp.drafting_cache.views import StepViews
 from dsacp.kernels import stage_inputs
 
 CACHED_SHAPES = 1024
@@ -48,6 +48,7 @@ class Session(Uncopied):
         self.generation = generation
         self._bound: tuple[Mapping[str, Tensor], BoundInputs, Tensor] | None = None
         self._rows = 0
+        self._views: StepViews | None = None
         self._extents = Extents(config.capacity)
         on_host = config.device.type == "cpu"
         self._ring = None if on_host else PinnedRing(config.capacity.max_reqs, config.device)
@@ -76,7 +77,9 @@ class Session(Uncopied):
         self._prepared.cache_clear()
         self._wanted.cache_clear()
         self._kept.clear()
-        del self._prepared, self._wanted, self._bound, self.buffers
+        if self._views is not None:
+            self._views.close()
+        del self._prepared, self._wanted, self._views, self._bound, self.buffers
 
     def bind(self, tables: Mapping[str, Tensor], inputs: BoundInputs | None) -> None:
         """Check and remember the host's persistent tensors."""
@@ -93,6 +96,9 @@ class Session(Uncopied):
         kept = {group.name: tables[group.name] for group in config.groups}
         self._bound = (kept, inputs, table_pointers(kept, self.buffers.rope, config.device))
         self._rows = min(table.shape[0] for table in kept.values())
+        self._views = StepViews(
+            self.buffers, config.groups, kept, inputs.num_reqs, config.shard, self.generation
+        )
 
     def build(
         self, batch: DraftBatch, geometries: Geometries, first: int
@@ -201,13 +207,14 @@ class Session(Uncopied):
 
     def _prepare(self, geometries: Geometries, first: int) -> Prepared:
         tables, inputs, pointers = self._need_bound()
-        config, buffers = self.config, self.buffers
+        config, buffers, views = self.config, self.buffers, self._views
+        assert views is not None, "made by bind"
         tp = config.capacity.tp_size
         shown = tuple(within_table(shape, self._rows) for shape in geometries)
         return Prepared(
             fields_launch(config, buffers, tables, inputs, pointers, geometries, first),
             self._make_plans(shown, first),
-            tuple(self._make_view(first + i, shape) for i, shape in enumerate(shown)),
+            tuple(views.step(first + i, shape) for i, shape in enumerate(shown)),
             tuple((shape.rows, round_up(shape.tokens, tp)) for shape in geometries),
             first == 0 and any(group.compressor for group in config.groups),
         )
@@ -217,19 +224,6 @@ class Session(Uncopied):
     ) -> tuple[Extent, ...]:
         dummy = self.config.padding == "dummy"
         return wanted_extents(num_reqs, num_tokens, geometries, self.config.capacity.tp_size, dummy)
-
-    def _make_view(self, step: int, geometry: StepGeometry) -> StepMetadata:
-        tables, inputs, _ = self._need_bound()
-        return step_view(
-            self.buffers,
-            self.config.groups,
-            tables,
-            inputs,
-            self.config.shard,
-            step,
-            geometry,
-            self.generation,
-        )
 
     def _make_plans(self, geometries: Geometries, first: int) -> Tensor | None:
         config = self.config
