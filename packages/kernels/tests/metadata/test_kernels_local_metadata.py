@@ -1,12 +1,15 @@
 """local_metadata against the loop oracle of ``support`` and the table of reported incidents."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsacp.core import LayoutError, TokenShard
-from dsacp.kernels import local_metadata
+from dsacp.kernels import LocalMetadata, local_metadata
 
 TABLE = {
     "docstring": (3, 45, [0, 1, 3, 6, 10, 15, 21, 28, 36, 45], [*range(1, 10)], 1,
@@ -99,3 +102,33 @@ def test_bad_input_names_what_was_found(
 ) -> None:
     with pytest.raises(LayoutError, match=numbers):
         local_metadata(starts, lens, TokenShard(4, 1, 0))
+
+
+@pytest.mark.parametrize("field", ["query_start_loc", "seq_lens", "start_pos"])
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda view: view[:-1], "entries, found"),
+        (lambda view: view.as_strided((9,), (1,)), "entries, found 9"),
+        (lambda view: view.float(), "int32, found torch.float32"),
+        (lambda view: view.bool(), "int32, found torch.bool"),
+        (lambda view: view[:1].expand(view.numel()), "stride"),
+        (lambda view: view.to("meta"), "on meta"),
+        (lambda view: view.tolist(), "found a list"),
+    ],
+)
+def test_buffers_of_another_kind_are_refused(
+    field: str, change: Callable[[torch.Tensor], Any], text: str
+) -> None:
+    """torch resized a view that was one entry short, over its neighbour, and cast to floats."""
+    storage = torch.full((60,), 77, dtype=torch.int32)
+    views = {
+        "query_start_loc": storage[:3],
+        "seq_lens": storage[20:22],
+        "start_pos": storage[40:42],
+    }
+    out = LocalMetadata(**{**views, field: change(views[field])})
+    starts, lens = (torch.tensor(v, dtype=torch.int32) for v in ([0, 4, 8], [9, 12]))
+    with pytest.raises(LayoutError, match=text):
+        local_metadata(starts, lens, TokenShard(8, 1, 0), out=out)
+    assert storage.unique().tolist() == [77]

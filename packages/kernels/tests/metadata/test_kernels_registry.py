@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 import torch
@@ -78,11 +79,13 @@ def operator_calls() -> dict[str, tuple[object, ...]]:
     words, bank = torch.full((300,), -5, **WORD), torch.zeros(300)
     layout = torch.arange(len(DRAFT_FIELDS), **WORD).view(1, 1, -1) * 10
     rope_layout = torch.tensor([[[0, 100]]], **WORD)
+    zeros = partial(torch.zeros, **WORD)
     table, cos = torch.ones(2, 4, **WORD), torch.rand(16, 4)
     steps = ([2], [3], [4], [6], [3], [1])
     return {
         "clear_tails": (words, layout, bank, rope_layout, [4], 0, *steps, "auto"),
         "stage_inputs": (starts, lens, None, lens, 2, 3, words, 4, True, "auto"),
+        "local_metadata": (starts, lens, *(zeros(n) for n in (3, 2, 2)), 1, 3, True, "auto"),
         "slot_mapping": (lens, lens - 5, table, 4, torch.zeros(2, **WORD), False, "auto"),
         "rope_gather": (lens, cos, cos, torch.zeros(2, 4), torch.zeros(2, 4), "auto"),
         "draft_steps": (

@@ -6,13 +6,73 @@ from torch import Tensor
 from dsacp.core import LayoutError
 
 
+def is_dense(tensor: Tensor, dtype: torch.dtype, dims: int) -> bool:
+    """Tell whether ``tensor`` is a contiguous tensor of this type and these many dimensions."""
+    return (
+        isinstance(tensor, Tensor)
+        and tensor.dtype is dtype
+        and tensor.dim() == dims
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+    )
+
+
+def describe(tensor: object) -> str:
+    """Name what an error message has to say of a tensor, or of what is none."""
+    if not isinstance(tensor, Tensor):
+        return f"a {type(tensor).__name__}"
+    if tensor.layout is not torch.strided:
+        return f"{tensor.dtype} of layout {tensor.layout}"
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)} and stride {tensor.stride()}"
+
+
+def check_strided(**tensors: Tensor) -> None:
+    """Raise ``LayoutError`` unless all are tensors of addresses and strides."""
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or tensor.layout is not torch.strided:
+            raise LayoutError(
+                f"expected {name} as a strided tensor, found {describe(tensor)}: pass the tensor "
+                "whose words the kernel reads"
+            )
+
+
 def check_int32(**tensors: Tensor) -> None:
     """Raise ``LayoutError`` unless every tensor is a contiguous 1-D int32 tensor."""
     for name, tensor in tensors.items():
-        if tensor.dtype is not torch.int32 or tensor.dim() != 1 or not tensor.is_contiguous():
+        if not is_dense(tensor, torch.int32, 1):
             raise LayoutError(
-                f"expected {name} as contiguous 1-D int32, found {tensor.dtype} of shape "
-                f"{tuple(tensor.shape)} and stride {tensor.stride()}: convert it before the call"
+                f"expected {name} as contiguous 1-D int32, found {describe(tensor)}: convert it "
+                "before the call"
+            )
+
+
+def check_length(name: str, tensor: Tensor, count: int) -> None:
+    """Raise ``LayoutError`` unless ``tensor`` has exactly ``count`` entries."""
+    if tensor.numel() != count:
+        raise LayoutError(
+            f"expected {name} of {count} entries, found {tensor.numel()}: pass a view of exactly "
+            "the entries to write"
+        )
+
+
+def check_unrecorded(*tensors: Tensor | None) -> None:
+    """Raise ``LayoutError`` for a tensor whose gradient torch would record, as no kernel can."""
+    for tensor in tensors:
+        if tensor is not None and tensor.requires_grad and torch.is_grad_enabled():
+            raise LayoutError(
+                f"expected tensors without gradients, found {describe(tensor)} that requires one: "
+                "detach it, or call under torch.no_grad()"
+            )
+
+
+def check_writable(*tensors: Tensor) -> None:
+    """Raise ``LayoutError`` unless torch lets every tensor be written in place, here and now."""
+    check_unrecorded(*tensors)
+    for tensor in tensors:
+        if tensor.is_inference() and not torch.is_inference_mode_enabled():
+            raise LayoutError(
+                f"expected buffers that may be written outside inference mode, found "
+                f"{describe(tensor)} made inside it: allocate it outside, or call inside"
             )
 
 
@@ -29,10 +89,11 @@ def check_block_table(name: str, table: Tensor, block_size: int) -> None:
     """Raise ``LayoutError`` unless ``table`` is non-empty int32 2-D with unit column stride."""
     if block_size < 1:
         raise LayoutError(f"expected a block size >= 1 for {name}, found {block_size}")
-    if table.dtype is not torch.int32 or table.dim() != 2 or 0 in table.shape:
+    plain = isinstance(table, Tensor) and table.layout is torch.strided
+    if not plain or table.dtype is not torch.int32 or table.dim() != 2 or 0 in table.shape:
         raise LayoutError(
-            f"expected {name} as non-empty int32 [requests, blocks], found {table.dtype} of shape "
-            f"{tuple(table.shape)}: bind the persistent block table"
+            f"expected {name} as non-empty int32 [requests, blocks], found {describe(table)}: bind "
+            "the persistent block table"
         )
     if table.stride(1) != 1 and table.shape[1] > 1:
         raise LayoutError(
@@ -44,13 +105,15 @@ def check_block_table(name: str, table: Tensor, block_size: int) -> None:
 def check_rope_tables(cos_table: Tensor, sin_table: Tensor) -> None:
     """Raise ``LayoutError`` unless both are contiguous fp32 matrices of one non-empty shape."""
     for name, table in (("cos", cos_table), ("sin", sin_table)):
-        fits = table.dtype is torch.float32 and table.dim() == 2 and table.is_contiguous()
+        fits = is_dense(table, torch.float32, 2)
         if not fits or table.shape != cos_table.shape or 0 in table.shape:
             raise LayoutError(
-                f"expected the {name} table as contiguous fp32 of shape {tuple(cos_table.shape)}, "
-                f"found {table.dtype} of shape {tuple(table.shape)} and stride {table.stride()}: "
-                "build both tables from one configuration"
+                f"expected the {name} table as contiguous non-empty fp32 of cos's shape, "
+                f"{describe(cos_table)}, found {describe(table)}: build both tables from one "
+                "configuration"
             )
+    check_unrecorded(cos_table, sin_table)
+    check_device(cos_table, sin_table)
 
 
 def check_layout(name: str, layout: Tensor, leading: int | str, fields: int) -> None:
@@ -58,31 +121,36 @@ def check_layout(name: str, layout: Tensor, leading: int | str, fields: int) -> 
 
     ``leading`` in words stands for any number.
     """
-    fits = layout.dtype is torch.int32 and layout.dim() == 3 and layout.is_contiguous()
+    fits = is_dense(layout, torch.int32, 3)
     if isinstance(leading, int):
         fits = fits and layout.shape[0] == leading
     if not fits or layout.shape[2] != fields:
         raise LayoutError(
             f"expected {name} as contiguous int32 [{leading}, steps, {fields}], found "
-            f"{layout.dtype} of shape {tuple(layout.shape)}: pass the layout of the banks"
+            f"{describe(layout)}: pass the layout of the banks"
         )
 
 
 def check_rope_bank(rope_bank: Tensor) -> None:
     """Raise ``LayoutError`` unless ``rope_bank`` is contiguous 1-D fp32."""
-    fits = rope_bank.dtype is torch.float32 and rope_bank.dim() == 1
-    if not fits or not rope_bank.is_contiguous():
+    if not is_dense(rope_bank, torch.float32, 1):
         raise LayoutError(
-            f"expected rope_bank as contiguous 1-D fp32, found {rope_bank.dtype} of shape "
-            f"{tuple(rope_bank.shape)}: pass the storage of the RoPE banks"
+            f"expected rope_bank as contiguous 1-D fp32, found {describe(rope_bank)}: pass the "
+            "storage of the RoPE banks"
         )
 
 
-def check_device(first: Tensor, *others: Tensor) -> None:
+def check_layouts_device(storage: Tensor, *layouts: Tensor) -> None:
+    """Raise ``LayoutError`` unless every layout lies on the host or beside ``storage``."""
+    check_device(storage, *[layout for layout in layouts if not layout.is_cpu])
+
+
+def check_device(first: Tensor, *others: Tensor | None) -> None:
     """Raise ``LayoutError`` unless all tensors lie on the device of ``first``."""
+    device = first.device
     for tensor in others:
-        if tensor.device != first.device:
+        if tensor is not None and tensor.device != device:
             raise LayoutError(
-                f"expected every tensor on {first.device}, found {tensor.dtype} of shape "
+                f"expected every tensor on {device}, found {tensor.dtype} of shape "
                 f"{tuple(tensor.shape)} on {tensor.device}: a kernel takes addresses, move it there"
             )

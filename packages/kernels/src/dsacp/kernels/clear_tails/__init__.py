@@ -6,7 +6,13 @@ from torch import Tensor
 
 from dsacp.core import CapacityError, LayoutError
 from dsacp.kernels.bounds import check_fields, check_rope_rows
-from dsacp.kernels.checks import check_device, check_int32, check_layout, check_rope_bank
+from dsacp.kernels.checks import (
+    check_device,
+    check_int32,
+    check_layout,
+    check_rope_bank,
+    check_writable,
+)
 from dsacp.kernels.clear_tails import reference
 from dsacp.kernels.fields import DRAFT_FIELDS
 from dsacp.kernels.registry import Impl, Kernel, kernel_op
@@ -115,3 +121,4 @@ def _check_banks(arena: Tensor, layout: Tensor, rope_bank: Tensor, rope_layout: 
     check_layout("layout", layout, "groups", len(DRAFT_FIELDS))
     check_layout("rope_layout", rope_layout, "tables", 2)
     check_device(arena, layout, rope_bank, rope_layout)
+    check_writable(arena, rope_bank)

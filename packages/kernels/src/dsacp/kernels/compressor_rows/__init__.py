@@ -7,7 +7,13 @@ import torch
 from torch import Tensor
 
 from dsacp.core import LayoutError
-from dsacp.kernels.checks import check_int32
+from dsacp.kernels.checks import (
+    check_device,
+    check_int32,
+    check_strided,
+    check_unrecorded,
+    check_writable,
+)
 from dsacp.kernels.compressor_rows import reference
 from dsacp.kernels.registry import Impl, Kernel, kernel_op
 
@@ -119,6 +125,11 @@ def compressor_rows(
             )
         out = _allocate(num_rows, cos_table, slot_format, query_start_loc.device)
     _check_rope(cos_table, sin_table, out)
+    check_device(
+        query_start_loc, start_pos, seq_lens, block_table, cos_table, sin_table, *vars(out).values()
+    )
+    check_unrecorded(cos_table, sin_table)
+    check_writable(*vars(out).values())
     _compressor_rows_op(
         query_start_loc, start_pos, seq_lens, block_table, cos_table, sin_table, out.slot_mapping,
         out.positions, out.requests, out.cos, out.sin, ratio, block_size, impl,
@@ -148,6 +159,7 @@ def _check_inputs(
     block_size: int,
 ) -> None:
     check_int32(query_start_loc=query_start_loc, start_pos=start_pos)
+    check_strided(block_table=block_table)
     num_reqs = start_pos.numel()
     lengths = {"query_start_loc": query_start_loc.numel() - 1}
     if seq_lens is not None:
@@ -171,6 +183,7 @@ def _check_inputs(
 
 
 def _check_rope(cos_table: Tensor, sin_table: Tensor, out: CompressorRows) -> None:
+    check_strided(cos_table=cos_table, sin_table=sin_table, **vars(out))
     if cos_table.dim() != 2 or not cos_table.is_contiguous() or not sin_table.is_contiguous():
         raise LayoutError(f"expected contiguous [L, rd] tables, found {tuple(cos_table.shape)}")
     if sin_table.shape != cos_table.shape or sin_table.dtype != cos_table.dtype:

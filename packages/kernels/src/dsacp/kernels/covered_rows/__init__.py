@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dsacp.core import LayoutError
-from dsacp.kernels.checks import check_int32
+from dsacp.kernels.checks import check_device, check_int32, check_writable, describe, is_dense
 from dsacp.kernels.covered_rows import reference
 from dsacp.kernels.registry import Impl, Kernel, kernel_op
 from dsacp.kernels.sas_plan.table import MAX_CORES, PLAN_WORDS
@@ -124,13 +124,18 @@ def covered_rows(
     layout = plan_layout(family, num_heads, num_cores)
     check_plan_words(words, layout)
     check_int32(query_start_loc=query_start_loc)
+    check_device(words, query_start_loc)
+    if query_start_loc.numel() < 1:
+        raise LayoutError("expected query_start_loc of at least one start, found none")
     if tokens_per_row < 1:
         raise LayoutError(f"expected tokens_per_row >= 1, found {tokens_per_row}")
     if out is None:
         total = int(query_start_loc[-1].item()) if num_tokens is None else num_tokens
         out = torch.empty(total, dtype=torch.bool, device=words.device)
-    elif out.dtype is not torch.bool or out.dim() != 1 or not out.is_contiguous():
-        raise LayoutError(f"expected out as contiguous bool [T], found {out.dtype} {out.shape}")
+    elif not is_dense(out, torch.bool, 1):
+        raise LayoutError(f"expected out as contiguous bool [T], found {describe(out)}")
+    check_device(words, out)
+    check_writable(out)
     _covered_rows_op(
         words,
         query_start_loc,

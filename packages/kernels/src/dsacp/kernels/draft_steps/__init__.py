@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dsacp.core import LayoutError, round_up
 from dsacp.kernels.bounds import check_fields, check_rope_rows
+from dsacp.kernels.checks import check_device
 from dsacp.kernels.draft_steps import reference
 from dsacp.kernels.draft_steps.numbers import StepNumbers
 from dsacp.kernels.draft_steps.validate import check_banks, check_inputs, check_steps
@@ -129,7 +130,7 @@ def prepare_draft_steps(
             too where it is one of them (a causal step, ``first_step`` > 0). None leaves out nobody.
 
     Raises:
-        LayoutError: dtypes, shapes or integers contradict each other.
+        LayoutError: dtypes, shapes, devices or integers contradict each other.
         CapacityError: the inputs, layouts or (where the layouts lie on the host) storages are too
             small for the counts.
     """
@@ -147,6 +148,7 @@ def prepare_draft_steps(
         rope_layout,
         first_step + len(row_counts) - 1,
     )
+    check_device(arena, query_start_loc, seq_lens, num_rejected, num_reqs, drafts)
     padded = [round_up(tokens, tp_size) for tokens in token_counts]
     check_fields(arena, layout, first_step, row_counts, padded)
     widths = [table.shape[1] for table in cos_tables]

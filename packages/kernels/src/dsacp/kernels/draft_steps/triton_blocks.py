@@ -42,6 +42,7 @@ def group_block(
     SATURATE: tl.constexpr,
     REPEAT: tl.constexpr,
     CAUSAL: tl.constexpr,
+    GATHER: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -75,6 +76,7 @@ def group_block(
             max_model_len,
             SATURATE,
             CAUSAL,
+            GATHER,
             CHUNK,
             BLOCK,
         )
@@ -156,6 +158,7 @@ def table_block(
     ROTARY: tl.constexpr,
     BLOCK_ROTARY: tl.constexpr,
     VECTOR: tl.constexpr,
+    GATHER: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -178,6 +181,7 @@ def table_block(
             max_model_len,
             SATURATE,
             CAUSAL,
+            GATHER,
             CHUNK,
             BLOCK,
         )

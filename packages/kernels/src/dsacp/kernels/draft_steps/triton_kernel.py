@@ -92,6 +92,7 @@ def draft_steps_kernel(
     ROTARY: tl.constexpr,
     BLOCK_ROTARY: tl.constexpr,
     VECTOR: tl.constexpr,
+    GATHER: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
     ROPE_BLOCK: tl.constexpr,
@@ -139,6 +140,7 @@ def draft_steps_kernel(
             SATURATE,
             REPEAT,
             CAUSAL,
+            GATHER,
             CHUNK,
             BLOCK,
         )
@@ -175,6 +177,7 @@ def draft_steps_kernel(
             ROTARY,
             BLOCK_ROTARY,
             VECTOR,
+            GATHER,
             CHUNK,
             ROPE_BLOCK,
         )

@@ -14,9 +14,13 @@ NEVER = tl.constexpr(0x7FFFFFFF)
 
 
 @triton.jit
-def _find_requests(query_start_loc, token, first, last, real, rows, CHUNK: tl.constexpr):
+def _find_requests(
+    query_start_loc, token, first, last, real, rows, GATHER: tl.constexpr, CHUNK: tl.constexpr
+):
     """Return how many real requests end at or before each token of ``[first, last]``.
 
+    Also the next end after it, which is its own request's, unless that is to be gathered: on
+    Ascend a gather is a scalar loop, on CUDA one more reduction costs more.
     Small chunks compare less, and from ``CHUNK`` rows on cost a look at the chunks' own ends.
     """
     low = 0
@@ -31,12 +35,16 @@ def _find_requests(query_start_loc, token, first, last, real, rows, CHUNK: tl.co
         low = tl.sum((ends <= first).to(tl.int32), axis=0)
         high = tl.sum((ends <= last).to(tl.int32), axis=0)
     found = tl.zeros_like(token) + low * CHUNK
+    own_end = tl.zeros_like(token) + NEVER
     for chunk in range(low, high + 1):
         request = chunk * CHUNK + tl.arange(0, CHUNK)
         ends = tl.load(query_start_loc + 1 + request, mask=request < rows, other=NEVER)
         ends = tl.where(request < real, ends, NEVER)
-        found += tl.sum((ends[None, :] <= token[:, None]).to(tl.int32), axis=1)
-    return found
+        before = ends[None, :] <= token[:, None]
+        found += tl.sum(before.to(tl.int32), axis=1)
+        if not GATHER:
+            own_end = tl.minimum(own_end, tl.min(tl.where(before, NEVER, ends[None, :]), axis=1))
+    return found, own_end
 
 
 @triton.jit
@@ -80,18 +88,20 @@ def first_tokens(
     max_model_len,
     SATURATE: tl.constexpr,
     CAUSAL: tl.constexpr,
+    GATHER: tl.constexpr,
     CHUNK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Return position, cache position (-1 without) and request of the first step's tokens."""
     last = first + BLOCK - 1
-    request = _find_requests(query_start_loc, token, first, last, real, rows, CHUNK)
+    request, end = _find_requests(query_start_loc, token, first, last, real, rows, GATHER, CHUNK)
     # Starts may pass the step's tokens; what is rounded up to the ranks belongs to nobody.
     owned = (request < real) & (token < num_tokens)
     # Ascend loads every lane and selects afterwards: no address may leave the inputs.
     owner = tl.where(owned, request, 0)
     begin = tl.load(query_start_loc + owner, mask=owned, other=0)
-    end = tl.load(query_start_loc + tl.minimum(owner + 1, rows), mask=owned, other=0)
+    if GATHER:
+        end = tl.load(query_start_loc + tl.minimum(owner + 1, rows), mask=owned, other=0)
     length = tl.load(seq_lens + owner, mask=owned, other=0)
     part = tl.load(drafts + owner, mask=request < _masked_rows(masked, bank, CAUSAL), other=1)
     begin, end = clip(begin, 0, num_tokens), clip(end, 0, num_tokens)

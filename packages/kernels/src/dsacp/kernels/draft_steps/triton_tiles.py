@@ -15,6 +15,7 @@ class Tiles(NamedTuple):
         rope_rows: tokens of a program that copies RoPE rows.
         warps: warps of either.
         vector: whether RoPE rows may move 16 bytes an access.
+        gather: whether a token's request end is gathered rather than found with its request.
         chunk: requests that a token is compared with at once; the search covers CHUNKS of them.
     """
 
@@ -22,20 +23,22 @@ class Tiles(NamedTuple):
     rope_rows: int
     warps: int
     vector: bool = False
+    gather: bool = False
     chunk: int = 256
 
     def constants(self) -> dict[str, int]:
         """Return the kernel's last compile-time arguments."""
         return {
             "VECTOR": self.vector,
+            "GATHER": self.gather,
             "CHUNK": self.chunk,
             "BLOCK": self.rows,
             "ROPE_BLOCK": self.rope_rows,
         }
 
 
-CUDA_TILES = Tiles(8, 4, 1, vector=True)
-LARGE_CUDA_TILES = Tiles(32, 8, 1, vector=True, chunk=64)
+CUDA_TILES = Tiles(8, 4, 1, vector=True, gather=True)
+LARGE_CUDA_TILES = Tiles(32, 8, 1, vector=True, gather=True, chunk=64)
 OTHER_TILES = Tiles(32, 16, 4)
 """Measured on an H200; an NPU has few, wide cores."""
 MAX_REQUESTS = CHUNKS * CUDA_TILES.chunk

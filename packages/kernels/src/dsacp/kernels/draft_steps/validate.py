@@ -8,10 +8,14 @@ from torch import Tensor
 from dsacp.core import CapacityError, LayoutError, TokenShard
 from dsacp.kernels.checks import (
     check_block_table,
+    check_device,
     check_int32,
     check_layout,
+    check_layouts_device,
     check_rope_bank,
     check_rope_tables,
+    check_strided,
+    check_writable,
 )
 from dsacp.kernels.fields import DRAFT_FIELDS
 
@@ -85,12 +89,16 @@ def check_banks(
             f"expected a block size for each of {groups} groups and a sin table for each of "
             f"{configs} RoPE configurations, found {len(block_sizes)} and {len(sin_tables)}"
         )
+    check_strided(pointers=pointers)
     if pointers.dtype is not torch.int64 or pointers.numel() < 3 * groups + 2 * configs:
         raise LayoutError(
             f"expected pointers as int64 of {3 * groups + 2 * configs} words, found "
             f"{pointers.dtype} of {pointers.numel()}: rebuild it when a table is bound"
         )
     check_rope_bank(rope_bank)
+    check_device(arena, *block_tables, *cos_tables, *sin_tables, pointers, rope_bank)
+    check_layouts_device(arena, layout, rope_layout)
+    check_writable(arena, rope_bank)
 
 
 def _check_layout(name: str, layout: Tensor, leading: int, fields: int, last_step: int) -> None:

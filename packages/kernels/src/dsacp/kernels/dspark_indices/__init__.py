@@ -4,7 +4,14 @@ import torch
 from torch import Tensor
 
 from dsacp.core import LayoutError, round_up
-from dsacp.kernels.checks import check_int32
+from dsacp.kernels.checks import (
+    check_device,
+    check_int32,
+    check_strided,
+    check_writable,
+    describe,
+    is_dense,
+)
 from dsacp.kernels.dspark_indices import reference
 from dsacp.kernels.registry import Impl, Kernel, kernel_op
 
@@ -77,13 +84,15 @@ def dspark_indices(
         if num_tokens is None:
             raise LayoutError("expected num_tokens or out, found neither: pass the padded tokens")
         out = torch.empty((num_tokens, 1, width), dtype=torch.int32, device=seq_lens.device)
-    if out.dtype is not torch.int32 or out.dim() != 3 or not out.is_contiguous():
-        raise LayoutError(f"expected out as contiguous int32 [T, 1, width], found {out.dtype}")
+    if not is_dense(out, torch.int32, 3):
+        raise LayoutError(f"expected out as contiguous int32 [T, 1, width], found {describe(out)}")
     if out.shape[1] != 1 or not window + num_draft_tokens <= out.shape[2] <= MAX_WIDTH:
         raise LayoutError(
             f"expected out [T, 1, width] with width in {window + num_draft_tokens}..{MAX_WIDTH} "
             f"(window {window} + {num_draft_tokens} draft tokens), found {tuple(out.shape)}"
         )
+    check_device(out, query_start_loc, seq_lens, block_table)
+    check_writable(out)
     _dspark_indices_op(
         query_start_loc, seq_lens, block_table, out.squeeze(1), window, block_size, impl
     )
@@ -94,6 +103,7 @@ def _check_inputs(
     query_start_loc: Tensor, seq_lens: Tensor, block_table: Tensor, block_size: int
 ) -> None:
     check_int32(query_start_loc=query_start_loc, seq_lens=seq_lens)
+    check_strided(block_table=block_table)
     num_reqs = seq_lens.numel()
     if num_reqs == 0 or query_start_loc.numel() != num_reqs + 1:
         raise LayoutError(

@@ -6,9 +6,15 @@ import torch
 from torch import Tensor
 
 from dsacp.core import TokenShard
-from dsacp.kernels.checks import check_int32, check_starts
+from dsacp.kernels.checks import (
+    check_device,
+    check_int32,
+    check_length,
+    check_starts,
+    check_writable,
+)
 from dsacp.kernels.local_metadata import reference
-from dsacp.kernels.registry import Impl, Kernel
+from dsacp.kernels.registry import Impl, Kernel, kernel_op
 
 KERNEL = Kernel(
     "local_metadata", reference.local_metadata, "dsacp.kernels.local_metadata.triton:local_metadata"
@@ -30,9 +36,10 @@ class LocalMetadata:
     start_pos: Tensor
 
 
-@torch.library.custom_op(
+@kernel_op(
     "dsacp::local_metadata",
     mutates_args=("out_query_start_loc", "out_seq_lens", "out_start_pos"),
+    direct=True,
 )
 def _local_metadata_op(
     query_start_loc: Tensor,
@@ -73,18 +80,21 @@ def local_metadata(
         seq_lens: int32 [B], KV lengths including this step's queries; 0 marks padding.
         shard: the rank's token range.
         causal: False for DSpark's mutually visible query block (spec ascend 6).
-        out: buffers to write in place; allocated when None.
+        out: buffers of exactly these shapes to write in place; allocated when None.
         impl: forces "reference" or "triton".
 
     Returns:
         ``out``, or the new tensors.
 
     Raises:
-        LayoutError: a dtype or length does not fit.
+        LayoutError: a dtype, length or device does not fit; ``out`` is then untouched.
     """
     check_int32(query_start_loc=query_start_loc, seq_lens=seq_lens)
     check_starts(query_start_loc, seq_lens)
-    if out is None:
+    check_device(query_start_loc, seq_lens)
+    if out is not None:
+        _check_out(out, query_start_loc, seq_lens)
+    else:
         out = LocalMetadata(
             torch.empty_like(query_start_loc),
             torch.empty_like(seq_lens),
@@ -102,3 +112,20 @@ def local_metadata(
         impl,
     )
     return out
+
+
+def _check_out(out: LocalMetadata, query_start_loc: Tensor, seq_lens: Tensor) -> None:
+    """Raise ``LayoutError`` unless every buffer is like the input that it belongs to.
+
+    torch resizes an ``out=`` of another size, over what lies behind it, and casts to its dtype.
+    """
+    buffers = {
+        "out.query_start_loc": (out.query_start_loc, query_start_loc),
+        "out.seq_lens": (out.seq_lens, seq_lens),
+        "out.start_pos": (out.start_pos, seq_lens),
+    }
+    for name, (buffer, like) in buffers.items():
+        check_int32(**{name: buffer})
+        check_length(name, buffer, like.numel())
+        check_device(like, buffer)
+        check_writable(buffer)

@@ -4,7 +4,14 @@ import torch
 from torch import Tensor
 
 from dsacp.core import LayoutError
-from dsacp.kernels.checks import check_int32, check_rope_tables
+from dsacp.kernels.checks import (
+    check_device,
+    check_int32,
+    check_rope_tables,
+    check_writable,
+    describe,
+    is_dense,
+)
 from dsacp.kernels.registry import Impl, Kernel, kernel_op
 from dsacp.kernels.rope_gather import reference
 
@@ -44,15 +51,18 @@ def rope_gather(
         impl: forces "reference" or "triton".
 
     Raises:
-        LayoutError: a dtype or shape does not fit; no output is then touched.
+        LayoutError: a dtype, shape or device does not fit, or a gradient would be recorded; no
+            output is then touched.
     """
     check_int32(positions=positions)
     check_rope_tables(cos_table, sin_table)
     shape = (positions.numel(), cos_table.shape[1])
     for name, out in (("out_cos", out_cos), ("out_sin", out_sin)):
-        if out.dtype is not torch.float32 or out.shape != shape or not out.is_contiguous():
+        if not is_dense(out, torch.float32, 2) or out.shape != shape:
             raise LayoutError(
-                f"expected {name} as contiguous fp32 {shape}, found {out.dtype} of shape "
-                f"{tuple(out.shape)} and stride {out.stride()}: pass one row a position"
+                f"expected {name} as contiguous fp32 {shape}, found {describe(out)}: pass one row "
+                "a position"
             )
+    check_device(positions, cos_table, sin_table, out_cos, out_sin)
+    check_writable(out_cos, out_sin)
     _rope_gather_op(positions, cos_table, sin_table, out_cos, out_sin, impl)

@@ -4,7 +4,14 @@ import torch
 from torch import Tensor
 
 from dsacp.core import LayoutError
-from dsacp.kernels.checks import check_int32
+from dsacp.kernels.checks import (
+    check_device,
+    check_int32,
+    check_layouts_device,
+    check_writable,
+    describe,
+    is_dense,
+)
 from dsacp.kernels.registry import Impl, Kernel, kernel_op
 from dsacp.kernels.sas_plan import reference
 from dsacp.kernels.sas_plan.table import PLAN_COLUMNS, PLAN_WORDS, plan_table
@@ -49,14 +56,12 @@ def sas_plan(
             accelerator. Nothing is written then.
     """
     check_int32(query_start_loc=query_start_loc, seq_lens=seq_lens, out=out)
-    if (
-        plans.dtype is not torch.int32
-        or plans.dim() != 2
-        or plans.shape[1] != PLAN_COLUMNS
-        or not plans.is_contiguous()
-    ):
+    if not is_dense(plans, torch.int32, 2) or plans.shape[1] != PLAN_COLUMNS:
         raise LayoutError(
-            f"expected plans as contiguous int32 [P, {PLAN_COLUMNS}], found {plans.dtype} of shape "
-            f"{tuple(plans.shape)}: build it with plan_table"
+            f"expected plans as contiguous int32 [P, {PLAN_COLUMNS}], found {describe(plans)}: "
+            "build it with plan_table"
         )
+    check_device(out, query_start_loc, seq_lens)
+    check_layouts_device(out, plans)
+    check_writable(out)
     _sas_plan_op(query_start_loc, seq_lens, out, plans, impl)

@@ -5,7 +5,13 @@ from typing import Literal
 from torch import Tensor
 
 from dsacp.core import LayoutError
-from dsacp.kernels.checks import check_block_table, check_int32
+from dsacp.kernels.checks import (
+    check_block_table,
+    check_device,
+    check_int32,
+    check_strided,
+    check_writable,
+)
 from dsacp.kernels.registry import Impl, Kernel, kernel_op
 from dsacp.kernels.slot_mapping import reference
 
@@ -54,10 +60,11 @@ def slot_mapping(
         impl: forces "reference" or "triton".
 
     Raises:
-        LayoutError: a dtype or shape does not fit; ``out`` is then untouched.
+        LayoutError: a dtype, shape or device does not fit; ``out`` is then untouched.
     """
     check_int32(positions=positions, token_to_req=token_to_req)
     check_block_table("block_table", block_table, block_size)
+    check_strided(out=out)
     count = positions.numel()
     if fmt not in ("flat", "block_offset"):
         raise LayoutError(f"expected fmt 'flat' or 'block_offset', found {fmt!r}")
@@ -69,6 +76,8 @@ def slot_mapping(
             "the same tokens"
         )
     check_int32(out=out.view(-1))
+    check_device(out, positions, token_to_req, block_table)
+    check_writable(out)
     _slot_mapping_op(
         positions, token_to_req, block_table, block_size, out, fmt == "block_offset", impl
     )

@@ -103,6 +103,20 @@ def sparse_attention(
     Raises:
         LayoutError: shapes, dtypes or the chosen mode contradict each other.
     """
+    checks.check_tensors(
+        q=q,
+        kv=kv,
+        block_table=block_table,
+        query_start_loc=query_start_loc,
+        seq_lens=seq_lens,
+        sinks=sinks,
+        cmp_kv=cmp_kv,
+        cmp_block_table=cmp_block_table,
+        cmp_indices=cmp_indices,
+        ori_indices=ori_indices,
+        sas_metadata=sas_metadata,
+        out=out,
+    )
     checks.check_query(q, query_start_loc, seq_lens, sinks, out)
     checks.check_cache("kv", kv, block_table, q, seq_lens.numel())
     checks.check_mode(

@@ -4,12 +4,30 @@ import torch
 from torch import Tensor
 
 from dsacp.core import LayoutError
-from dsacp.kernels.checks import check_int32, check_starts
+from dsacp.kernels.checks import (
+    check_device,
+    check_int32,
+    check_starts,
+    check_strided,
+    check_unrecorded,
+    check_writable,
+)
 
 
 def _expect(ok: bool, message: str) -> None:
     if not ok:
         raise LayoutError(message)
+
+
+def check_tensors(*, q: Tensor, out: Tensor | None, **others: Tensor | None) -> None:
+    """Check that all are tensors on q's device, that out may be written and nothing recorded."""
+    tensors = {"q": q, "out": out, **others}
+    given = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    check_strided(**given)
+    check_device(q, *given.values())
+    check_unrecorded(*given.values())
+    if out is not None:
+        check_writable(out)
 
 
 def check_cache(name: str, cache: Tensor, table: Tensor, q: Tensor, num_reqs: int) -> None:

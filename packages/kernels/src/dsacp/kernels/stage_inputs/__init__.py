@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from dsacp.core import CapacityError, LayoutError
-from dsacp.kernels.checks import check_device, check_int32
+from dsacp.kernels.checks import check_device, check_int32, check_writable
 from dsacp.kernels.registry import Impl, Kernel, kernel_op
 from dsacp.kernels.stage_inputs import reference
 
@@ -72,7 +72,7 @@ def stage_inputs(
 
     Raises:
         CapacityError: more requests than ``rows``, or ``out`` is too short.
-        LayoutError: a dtype does not fit, or an input is shorter than ``num_reqs``.
+        LayoutError: a dtype or device does not fit, or an input is shorter than ``num_reqs``.
     """
     rejected = seq_lens if num_rejected is None else num_rejected
     mask = seq_lens if drafts is None else drafts
@@ -84,6 +84,7 @@ def stage_inputs(
         out=out,
     )
     check_device(out, query_start_loc, seq_lens, rejected, mask)
+    check_writable(out)
     with_drafts = with_drafts or drafts is not None
     words = (4 if with_drafts else 3) * rows + 2
     if not 0 <= num_reqs <= rows or out.numel() < words:
