@@ -96,7 +96,7 @@ CALLS: dict[str, tuple[Callable[..., Any], Callable[[], Call]]] = {
         clear_tails,
         lambda: {
             **BANKS,
-            "rope_dim": 4,
+            "rope_widths": [4],
             "first_step": 0,
             "rows_from": [1],
             "rows_to": [4],
