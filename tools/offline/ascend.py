@@ -8,11 +8,12 @@ import os
 import re
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from launches import Launch
+from linalg import faults
 
 OPTIONS = (
     "--enable-auto-multi-buffer=True",
@@ -39,6 +40,7 @@ class Hivm:
         scalar_loops: ``scf.for`` loops in the HIVM text; each is slow on a vector core.
         scalar_loads: loads of single words from global memory.
         inline_asm: whether PTX text is left, which nothing on Ascend runs.
+        faults: what compiles, but to something else than the kernel asks for.
     """
 
     stage: str
@@ -46,6 +48,7 @@ class Hivm:
     scalar_loops: int = 0
     scalar_loads: int = 0
     inline_asm: bool = False
+    faults: tuple[str, ...] = ()
 
 
 def compile_launch(launch: Launch, arch: str) -> Hivm:
@@ -57,7 +60,7 @@ def compile_launch(launch: Launch, arch: str) -> Hivm:
     except Exception as error:
         return Hivm("none", f"{type(error).__name__}: {error}")
     with tempfile.TemporaryDirectory() as folder:
-        return _bisheng(text, arch, Path(folder))
+        return replace(_bisheng(text, arch, Path(folder)), faults=tuple(faults(text)))
 
 
 def _linalg(launch: Launch, arch: str) -> str:

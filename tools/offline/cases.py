@@ -1,6 +1,7 @@
 """Every kernel at the shape of a real DeepSeek-V4 step: K=3, tp=8, 64 heads, head_dim 512."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from dsacp.core import DraftCapacity, TokenShard
 from dsacp.drafting_cache import DraftBatch, DraftMetadataBuilder, GroupSpec
 from dsacp.kernels import (
+    compressor_rows,
     covered_rows,
     dspark_indices,
     local_metadata,
@@ -24,8 +26,8 @@ LENS = torch.tensor([900, 57, 9, 4], dtype=torch.int32)
 TABLE = torch.arange(4 * 64, dtype=torch.int32).view(4, 64)
 
 
-def _builder(target: bool, policy: str) -> None:
-    groups = [GroupSpec("swa", 64, sas=SasSpec(num_heads=64))]
+def _builder(target: bool, policy: str, padding: str = "dummy", block_size: int = 64) -> None:
+    groups = [GroupSpec("swa", block_size, sas=SasSpec(num_heads=64))]
     if target:
         c4 = SasSpec(num_heads=64, cmp_ratio=4, cmp_topk=512)
         groups += [
@@ -43,9 +45,10 @@ def _builder(target: bool, policy: str) -> None:
         max_model_len=4096,
         num_steps=1 if target else 3,
         sas_policy=policy,  # type: ignore[arg-type]
+        padding=padding,  # type: ignore[arg-type]
     )
     rows = capacity.max_reqs
-    tables = {g.name: torch.zeros(rows, 64, dtype=torch.int32) for g in groups}
+    tables = {g.name: torch.zeros(rows, 96, dtype=torch.int32) for g in groups}
     builder.bind(tables)
     builder.build_all(DraftBatch(4, 16, STARTS, LENS, bucket=16))
 
@@ -89,6 +92,60 @@ def _small() -> None:
     )
 
 
+def _sizes() -> None:
+    """Cache blocks of 48 rows: what is shifted elsewhere is divided."""
+    positions = torch.arange(16, dtype=torch.int32)
+    for shape, fmt in (((16,), "flat"), ((16, 2), "block_offset")):
+        out = torch.empty(shape, dtype=torch.int32)
+        slot_mapping(positions, positions >> 2, TABLE, 48, out, fmt)  # type: ignore[arg-type]
+    rope = torch.zeros(4096, 64)
+    for slot_format in ("flat", "block_offset"):
+        compressor_rows(
+            STARTS,
+            LENS,
+            TABLE,
+            rope,
+            rope,
+            ratio=3,
+            block_size=48,
+            num_rows=9,
+            slot_format=slot_format,
+        )
+    dspark_indices(
+        STARTS, LENS, TABLE, window=128, num_draft_tokens=3, block_size=48, num_tokens=16
+    )
+
+
+def _requests(count: int) -> None:
+    """Kernels that look at all requests of a batch."""
+    starts = torch.arange(count + 1, dtype=torch.int32)
+    lens = torch.full((count,), 900, dtype=torch.int32)
+    table = torch.zeros(count, 8, dtype=torch.int32)
+    words = torch.zeros(1024, dtype=torch.int32)
+    covered_rows(words, starts, "a5", 128, 24, num_tokens=count)
+    rope = torch.zeros(4096, 64)
+    for slot_format in ("flat", "block_offset"):
+        compressor_rows(
+            starts,
+            lens,
+            table,
+            rope,
+            rope,
+            ratio=4,
+            block_size=128,
+            num_rows=count,
+            seq_lens=lens,
+            slot_format=slot_format,
+        )
+    dspark_indices(
+        starts, lens, table, window=128, num_draft_tokens=3, block_size=128, num_tokens=count
+    )
+    q = torch.zeros(count, 64, 512, dtype=torch.bfloat16)
+    kv = torch.zeros(8, 128, 1, 512, dtype=torch.bfloat16)
+    sinks, scale = torch.zeros(64), 512**-0.5
+    sparse_attention(q, kv, table, starts, lens, sinks, scale=scale, window_left=127)
+
+
 def _plan() -> None:
     """One plan with its numbers as launch arguments; `target` has the table on the device."""
     row = SasSpec(num_heads=64).plan_row(0, 0, 0, 4)
@@ -104,3 +161,11 @@ CASES: dict[str, Callable[[], None]] = {
     "small": _small,
     "plan": _plan,
 }
+NPU_CASES: dict[str, Callable[[], None]] = {
+    # 48 does not shift, so that every quotient is one of the corrected ones
+    "repeat": lambda: _builder(target=False, policy="upstream", padding="repeat", block_size=128),
+    "repeat-48": lambda: _builder(target=False, policy="upstream", padding="repeat", block_size=48),
+    "sizes": _sizes,
+    **{f"requests-{count}": partial(_requests, count) for count in (300, 513, 1025)},
+}
+"""What an NPU's local memory and its vectors bound, and a GPU's do not."""

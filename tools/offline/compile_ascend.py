@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ascend import Hivm
-from cases import CASES
+from cases import CASES, NPU_CASES
 from isolated import Job, compile_jobs
 from launches import record
 
@@ -52,7 +52,7 @@ def _jobs(archs: Sequence[str], skip: Sequence[str]) -> tuple[list[Job], list[li
     """Record every case; equal launches are one job of several labels, as some take minutes."""
     jobs: list[Job] = []
     labels: list[list[str]] = []
-    for case, call in CASES.items():
+    for case, call in (CASES | NPU_CASES).items():
         for index, launch in enumerate(record(call, "npu")):
             for arch in archs if launch.name not in skip else ():
                 job = (launch, arch)
@@ -66,10 +66,12 @@ def _jobs(archs: Sequence[str], skip: Sequence[str]) -> tuple[list[Job], list[li
 def _print(label: str, arch: str, result: Hivm, allowed: int | None, update: bool) -> bool:
     """Print one result; return whether it failed."""
     over = allowed is None or result.scalar_loops > allowed
-    bad = result.stage != "hivm" or result.inline_asm or (over and not update)
+    wrong = result.inline_asm or bool(result.faults)
+    bad = result.stage != "hivm" or wrong or (over and not update)
     print(
         f"{'FAIL' if bad else 'ok  '} {arch} {label}: {result.stage}, {result.scalar_loops} scalar "
-        f"loops (budget {allowed}), {result.scalar_loads} scalar loads {result.error[-400:]}",
+        f"loops (budget {allowed}), {result.scalar_loads} scalar loads {result.error[-400:]}"
+        + "".join(f"\n     {fault}" for fault in result.faults),
         flush=True,
     )
     return bad

@@ -40,3 +40,29 @@ def test_draft_steps_is_compiled_in_the_tiles_of_each_device() -> None:
     tiles = {device: [[item[key] for key in keys] for item in found[device]] for device in found}
     assert tiles["cuda"] == [[8, 4, 1, True, 256], [32, 8, 1, True, 64]]
     assert tiles["npu"] == [[32, 16, 4, False, 256]]
+
+
+def test_faults_of_ascend_s_linalg_are_found() -> None:
+    """Both compiled without a word: num_reqs was garbage, and slots past 2 ** 24 were wrong."""
+    spec = importlib.util.spec_from_file_location("linalg", OFFLINE / "linalg.py")
+    assert spec is not None
+    assert spec.loader is not None
+    linalg = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(linalg)
+    good = [
+        "%s = memref.subview %r[0] [%n] [1] : memref<256xi32> to memref<?xi32>",
+        "%s = memref.subview %r[%o] [%n] [1] : memref<256xi32> to memref<?xi32>",
+        "%q = arith.divsi %a, %b : i32",
+        "%q = arith.divf %a, %b : tensor<32xf32>",
+    ]
+    bad = [
+        "%s = memref.subview %r[%8] [1] [1] : memref<256xi32> to memref<1xi32>",
+        "%q = arith.divsi %a#1, %b : tensor<32xi32>",
+        "%q = arith.remsi %a, %b : tensor<4x8xi32>",
+    ]
+    assert list(linalg.faults("\n".join(good))) == []
+    assert [fault.split(":")[0] for fault in linalg.faults("\n".join(good + bad))] == [
+        "line 5",
+        "line 6",
+        "line 7",
+    ]

@@ -19,7 +19,10 @@ SEARCH_LANES = 32
 """Rows or requests probed at once for one cursor: one warp, so that it needs no barrier."""
 WARPS = 4
 ARRAYS = 5
-"""Arrays of the scratch, see ``scan_requests``; ends of ``CORE_SLOTS`` cores and lanes follow."""
+"""Arrays of the scratch, see ``scan_requests``.
+
+A margin of a word a lane follows, then ends of ``CORE_SLOTS`` cores and lanes.
+"""
 CORE_SLOTS = triton.next_power_of_2(MAX_CORES)
 
 
@@ -125,5 +128,5 @@ def _lengths(query_start_loc: Tensor, seq_lens: Tensor) -> Tensor:
 
 def _scratch(plans: int, capacity: int, out: Tensor) -> Tensor:
     """Scratch of a launch; a graph that captures the launch keeps it in its pool."""
-    size = plans * (2 * ARRAYS * (capacity + 1) + 2 * CORE_SLOTS * LANES)
+    size = plans * (2 * ARRAYS * (capacity + 1) + (2 * CORE_SLOTS + 1) * LANES)
     return torch.empty(size, dtype=torch.int32, device=out.device)

@@ -59,8 +59,8 @@ def plan_row(
     query_start_loc += tl.where(rows > 0, starts_at, 0)
     seq_lens += tl.where(rows > 0, lens_at, 0)
     stride = capacity + 1
-    scratch += program.to(tl.int64) * (10 * stride + 2 * MAX_CORES * LANES)
-    ends = scratch + 10 * stride
+    scratch += program.to(tl.int64) * (10 * stride + (2 * MAX_CORES + 1) * LANES)
+    ends = scratch + 10 * stride + LANES
     record = 8 + ((kind == 0) & (family == 1)).to(tl.int32)
     paired = (record - 8) * (heads == 128).to(tl.int32)
     cores = num_cores >> paired

@@ -8,24 +8,22 @@ from dsacp.kernels.sas_plan.triton_costs import until
 
 @triton.jit
 def blocks_before(
-    request, row, query_start_loc, seq_lens, scratch, stride, kind, family, block_shift, per_block,
-    span, reach, ratio_shift, cap,
+    request, row, query_start_loc, seq_lens, scratch, stride, rows, kind, family, block_shift,
+    per_block, span, reach, ratio_shift, cap,
 ):  # fmt: skip
-    """KV blocks of all rows before cursors."""
+    """KV blocks of all rows before cursors; the cursor of the end stands at request ``rows``."""
     whole = tl.load(scratch + 3 * stride + request)
-    inside = row > 0
-    # Ascend loads every lane and selects afterwards: no address may leave the batch.
-    there = tl.where(inside, request, 0)
-    begin = tl.load(query_start_loc + there, mask=inside, other=0)
-    end = tl.load(query_start_loc + tl.where(inside, request + 1, 0), mask=inside, other=1)
-    query_len = end - begin
-    seq_len = tl.load(seq_lens + there, mask=inside, other=1)
-    origin = tl.load(scratch + 4 * stride + there, mask=inside, other=0)
+    # Ascend loads every lane, masked ones too: no address may leave the batch.
+    there = tl.minimum(request, tl.maximum(rows - 1, 0))
+    begin = tl.load(query_start_loc + there)
+    query_len = tl.load(query_start_loc + tl.minimum(request + 1, rows)) - begin
+    seq_len = tl.load(seq_lens + there)
+    origin = tl.load(scratch + 4 * stride + there)
     _cost, blocks = until(
         row.to(whole.dtype), query_len.to(whole.dtype), seq_len.to(whole.dtype), kind, family,
         block_shift, per_block, span, reach, ratio_shift, cap,
     )  # fmt: skip
-    return tl.where(inside, origin + blocks, whole)
+    return tl.where(row > 0, origin + blocks, whole)
 
 
 @triton.jit
@@ -47,9 +45,9 @@ def write_records(
     end_request = tl.load(ends + core * step, mask=inner, other=0)
     end_request = tl.where(inner, end_request, rows)
     end_row = tl.load(ends + (MAX_CORES + core) * step, mask=inner, other=0)
-    before = tl.maximum(core - 1, 0)
-    start_request = tl.load(ends + before * step, mask=later, other=0)
-    start_row = tl.load(ends + (MAX_CORES + before) * step, mask=later, other=0)
+    # The first lane's word, which Ascend loads too, is in the margin before the ends.
+    start_request = tl.load(ends + (core - 1) * step, mask=later, other=0)
+    start_row = tl.load(ends + (MAX_CORES + core - 1) * step, mask=later, other=0)
     at = out + record * (core << paired)
     for copy in tl.static_range(0, 2):
         there = enabled & (copy <= paired)
@@ -61,11 +59,11 @@ def write_records(
         tl.store(word + 5, end_row, mask=there)
     if paired > 0:
         until_end = blocks_before(
-            end_request, end_row, query_start_loc, seq_lens, scratch, stride, kind, family,
+            end_request, end_row, query_start_loc, seq_lens, scratch, stride, rows, kind, family,
             block_shift, per_block, span, reach, ratio_shift, cap,
         )  # fmt: skip
         until_start = blocks_before(
-            start_request, start_row, query_start_loc, seq_lens, scratch, stride, kind,
+            start_request, start_row, query_start_loc, seq_lens, scratch, stride, rows, kind,
             family, block_shift, per_block, span, reach, ratio_shift, cap,
         )  # fmt: skip
         most = tl.max(tl.where(enabled, until_end - until_start, 0), 0).to(tl.int32)

@@ -186,7 +186,7 @@ def lanes_fit(
         used = tl.where(moved, tl.load(scratch + request), used)
         if longest > 1:
             inside = request < rows
-            there = tl.where(inside, request, 0)
+            there = tl.minimum(request, rows - 1)
             begin = tl.load(query_start_loc + there, mask=inside, other=0)
             query_len = tl.load(query_start_loc + there + 1, mask=inside, other=1) - begin
             seq_len = tl.load(seq_lens + there, mask=inside, other=1) >> shift
