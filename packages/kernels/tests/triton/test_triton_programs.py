@@ -70,7 +70,7 @@ def test_slot_lists_are_cut_into_launches(seven_programs: None) -> None:
 
 
 def test_tails_are_cut_into_launches(seven_programs: None, check_tails) -> None:
-    check_tails("triton", DEVICE, rope_dim=600, configs=2)
+    check_tails("triton", DEVICE, configs=2, widths=(600, 600))
 
 
 def test_a_grid_that_is_not_cut_is_refused(seven_programs: None) -> None:
