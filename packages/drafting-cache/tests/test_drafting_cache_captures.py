@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -100,6 +101,35 @@ def test_stage_idle_resets_a_bound_count(make_host: Make) -> None:
     assert live(host.builder.refresh(8)) == [0, 0, 0]
     inputs.num_reqs.fill_(2)
     assert live(host.builder.build_all(replace(announced, bucket=None))) == [8, 2, 2]
+
+
+@pytest.mark.parametrize("padding", ["dummy", "repeat"])
+@pytest.mark.parametrize("layout", ["tokens", "requests"])
+@pytest.mark.parametrize("bucket", [8, None])
+def test_a_larger_graph_than_the_staged_one_leaves_nothing(
+    make_host: Make, padding: str, layout: str, bucket: int | None
+) -> None:
+    """Starts of bucket 16 stayed beyond a batch of bucket 8, since no build sees a replay."""
+    host, fresh = (make_host(padding=padding, layout=layout) for _ in range(2))
+    graphs = {}
+    for size in (16, 8):
+        host.builder.stage_idle(size)
+        host.builder.refresh(size)
+        graphs[size] = graph.capture(partial(host.builder.refresh, size), device="cpu")
+    small = host.batch([4, 4], [33, 200], [1, 2], bucket=bucket)
+    for _ in range(2):
+        host.builder.stage(replace(small, bucket=8))
+        graphs[16].replay()
+    if bucket is None:
+        host.builder.build_all(small)
+    else:
+        host.builder.stage(small)
+        graphs[bucket].replay()
+    fresh.builder.build_all(small)
+    for key in host.builder._active().buffers.words.plan.fields:
+        used, clean = (made.builder._active().buffers.words.view(key) for made in (host, fresh))
+        assert used.tolist() == clean.tolist(), key
+    assert all(map(torch.equal, words(host), words(fresh)))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

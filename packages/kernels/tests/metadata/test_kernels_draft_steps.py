@@ -33,13 +33,16 @@ def test_random_batches(data: st.DataObject, check_draft) -> None:
     steps = data.draw(st.integers(0, 3), "later steps")
     tp = data.draw(st.integers(1, 9), "tp")
     sizes = data.draw(st.lists(st.sampled_from([1, 8, 12, 64]), min_size=1, max_size=3))
+    rows = [reqs + data.draw(st.integers(0, 4), "padded rows")] + [later] * steps
+    repeats = data.draw(st.none() | st.integers(0, 9), "repeated starts")
     check_draft(
         "reference",
+        start_counts=None if repeats is None else [count + repeats for count in rows],
         starts=starts,
         lens=lens,
         rejected=rejected,
         drafts=drafts,
-        rows=[reqs + data.draw(st.integers(0, 4), "padded rows")] + [later] * steps,
+        rows=rows,
         tokens=[max(starts[-1] + data.draw(st.integers(-9, 9), "padded tokens"), 0)]
         + [later] * steps,
         first_step=data.draw(st.sampled_from([0, 0, 1, 3]), "first step"),

@@ -46,6 +46,7 @@ class DraftCase:
     told: int | None = None
     drafts: list[int] | None = None
     rope_gap: int = GAP
+    start_counts: list[int] | None = None
 
     @property
     def num_reqs(self) -> int:
@@ -146,6 +147,9 @@ def oracle_step(case: DraftCase, step: int, tables: list[Tensor]) -> list[dict[s
             positions[token] = first[row][0] + (token - begin if first[row][1] else 0)
             beyond = not case.causal and positions[token] >= case.max_model_len
             owners[token] = row if first[row][1] and not beyond else -1
+    repeats = 0 if case.start_counts is None else case.start_counts[step] - case.rows[step]
+    starts = starts + [starts[-1]] * repeats
+    local += [local[-1]] * repeats
     groups = []
     for table, size in zip(tables, case.block_sizes, strict=True):
         slots = [-1] * total
@@ -244,6 +248,7 @@ def run_case(case: DraftCase, impl: str, device: str = "cpu") -> None:
         case.causal,
         impl,
         None if case.drafts is None else staged(case.drafts, case.rows[0]),
+        case.start_counts,
     )
     assert arena.tolist() == expected.tolist()
     assert torch.equal(bank.cpu().view(torch.int32), expected_rope.view(torch.int32))

@@ -22,6 +22,16 @@ SCENARIOS = {
     "off_grid_tp": MIXED.with_(tp=3, rank=2, rows=[4, 16, 16], tokens=[16, 16, 16]),
     "more_ranks_than_tokens": DraftCase([0, 1], [500], [0], [1, 1], [1, 1], tp=8, rank=0),
     "rank_without_tokens": DraftCase([0, 1], [500], [0], [1, 1], [1, 1], tp=8, rank=7),
+    "starts_of_a_larger_capture": BASE.with_(
+        rows=[4, 8, 8], tokens=[16, 8, 8], start_counts=[9, 32, 11]
+    ),
+    "starts_of_a_larger_capture_repeat": BASE.with_(
+        rows=[5, 4], tokens=[16, 4], start_counts=[300, 400], repeat=True, rank=2
+    ),
+    "starts_past_a_full_step": MIXED.with_(rows=[3, 4], tokens=[12, 4], start_counts=[5, 6]),
+    "starts_of_an_idle_rank": BASE.with_(
+        starts=[0], lens=[], rejected=[], start_counts=[8] * 3
+    ).with_(rows=[4, 8, 8], tokens=[16, 8, 8]),
     "rejected": BASE.with_(starts=[0, 4, 8, 12, 16], lens=[103] * 4, rejected=[0, 2, 3, 4]),
     "non_causal": MIXED.with_(causal=False, rank=1),
     "reset": BASE.with_(lens=[100, 99, 98], max_model_len=100, rank=0),

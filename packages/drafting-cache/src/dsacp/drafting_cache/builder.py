@@ -178,7 +178,8 @@ class DraftMetadataBuilder(Uncopied):
         """Bring a batch to the addresses that a captured ``refresh`` reads, before its replay.
 
         Also cleans what an earlier, larger batch left beyond this one. Replay the graph of the
-        batch's own bucket: a smaller one's has no rows for the requests that it would drop.
+        batch's own bucket: a smaller one's has no rows for the requests that it would drop. A
+        larger one's does no harm, and the next launch rewrites the starts that it leaves.
 
         Raises:
             CapacityError: the batch is larger than the bucket was captured for.

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from dsacp.core import DraftCapacity
 from dsacp.drafting_cache.buffers import Buffers
 from dsacp.drafting_cache.config import BuilderConfig
 from dsacp.drafting_cache.extents import Tail
@@ -55,8 +56,17 @@ def fields_launch(
         saturate=config.overflow == "saturate",
         repeat_padding=config.padding == "repeat",
         causal=config.causal,
+        start_counts=[
+            max(geometry.rows, _captured_rows(config.capacity, step))
+            for step, geometry in enumerate(geometries, first_step)
+        ],
         drafts=inputs.drafts,
     )
+
+
+def _captured_rows(capacity: DraftCapacity, step: int) -> int:
+    """Return the rows of the largest capture, whose replay no later build sees."""
+    return capacity.rows(step, capacity.capture_sizes[-1]) if capacity.capture_sizes else 0
 
 
 def table_pointers(tables: Mapping[str, Tensor], rope: RopeBanks, device: torch.device) -> Tensor:

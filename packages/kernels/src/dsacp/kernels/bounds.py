@@ -7,13 +7,18 @@ from torch import Tensor
 
 from dsacp.core import CapacityError, LayoutError
 from dsacp.kernels.eager import is_watched
-from dsacp.kernels.fields import DRAFT_FIELDS, field_length
+from dsacp.kernels.fields import DRAFT_FIELDS, START_FIELDS, field_length
 
 Counts = Sequence[int]
 
 
 def check_fields(
-    arena: Tensor, layout: Tensor, first_step: int, row_counts: Counts, padded_tokens: Counts
+    arena: Tensor,
+    layout: Tensor,
+    first_step: int,
+    row_counts: Counts,
+    padded_tokens: Counts,
+    start_counts: Counts | None = None,
 ) -> None:
     """Check the fields of steps from ``first_step`` on, exactly where ``layout`` lies on the host.
 
@@ -21,12 +26,18 @@ def check_fields(
     eager run before it has checked, and watchers of host syncs object to every read. There no
     field may be larger than the whole storage, which shapes alone tell.
 
+    ``start_counts`` are the rows through which starts are written, the row counts by default.
+
     Raises:
         CapacityError: a field ends past ``arena``.
     """
+    starts = row_counts if start_counts is None else start_counts
     sizes = [
-        [field_length(field, rows, tokens) for field in DRAFT_FIELDS]
-        for rows, tokens in zip(row_counts, padded_tokens, strict=True)
+        [
+            field_length(field, last if field in START_FIELDS else rows, tokens)
+            for field in DRAFT_FIELDS
+        ]
+        for rows, tokens, last in zip(row_counts, padded_tokens, starts, strict=True)
     ]
     _check("layout", arena, layout, first_step, sizes)
 

@@ -79,6 +79,7 @@ def prepare_draft_steps(
     causal: bool,
     impl: Impl = "auto",
     drafts: Tensor | None = None,
+    start_counts: Sequence[int] | None = None,
 ) -> Callable[[], None]:
     """Check a ``draft_steps`` call once; what is returned runs it, again and again.
 
@@ -128,13 +129,17 @@ def prepare_draft_steps(
         impl: forces "reference" or "triton".
         drafts: int32 [>= rows]; 0 leaves a request out of draft steps >= 1, the first computed one
             too where it is one of them (a causal step, ``first_step`` > 0). None leaves out nobody.
+        start_counts: rows of each step through which its query starts are written, repeating the
+            last one past ``row_counts``; the rows of the largest capture, so that a smaller one
+            finds nothing of it there. The row counts by default.
 
     Raises:
         LayoutError: dtypes, shapes, devices or integers contradict each other.
         CapacityError: the inputs, layouts or (where the layouts lie on the host) storages are too
             small for the counts.
     """
-    check_steps(row_counts, token_counts, tp_size, tp_rank)
+    start_counts = row_counts if start_counts is None else start_counts
+    check_steps(row_counts, token_counts, start_counts, tp_size, tp_rank)
     check_inputs(query_start_loc, seq_lens, num_rejected, num_reqs, drafts, row_counts[0])
     check_banks(
         block_tables,
@@ -150,7 +155,7 @@ def prepare_draft_steps(
     )
     check_device(arena, query_start_loc, seq_lens, num_rejected, num_reqs, drafts)
     padded = [round_up(tokens, tp_size) for tokens in token_counts]
-    check_fields(arena, layout, first_step, row_counts, padded)
+    check_fields(arena, layout, first_step, row_counts, padded, start_counts)
     widths = [table.shape[1] for table in cos_tables]
     check_rope_rows(rope_bank, rope_layout, first_step, padded, widths)
     if min(first_step, pad_query_len) < 0 or max_model_len < 1:
@@ -170,6 +175,7 @@ def prepare_draft_steps(
         saturate,
         repeat_padding,
         causal,
+        tuple(start_counts),
     )
     arguments = (
         query_start_loc,

@@ -30,9 +30,14 @@ class StepValues:
 
 
 def first_starts(
-    given: Tensor, real: Tensor, last: Tensor, pad_len: int | None, num_tokens: int
+    given: Tensor,
+    real: Tensor,
+    last: Tensor,
+    pad_len: int | None,
+    num_tokens: int,
+    repeats: int,
 ) -> Tensor:
-    """Return the query starts of the first step, int32 [R+1].
+    """Return the query starts of the first step, int32 [R+1+repeats].
 
     Args:
         given: int32 [R+1], the staged starts; entries past ``real`` are ignored.
@@ -40,14 +45,15 @@ def first_starts(
         last: int32 [1], the start after the last real request.
         pad_len: query tokens of a padded request; None repeats ``last``.
         num_tokens: the host's padded tokens, which no start exceeds.
+        repeats: entries past the step's rows, which repeat the last start.
     """
     beyond = torch.arange(given.numel(), dtype=torch.int32, device=given.device) - real
-    if pad_len is None:
-        return torch.where(beyond > 0, last, given)
-    pad = (last + beyond * pad_len).clamp_(max=num_tokens)
-    # The attention op wants the last start to be the padded token count (spec ascend 3.5).
-    pad[-1:] = num_tokens
-    return torch.where(beyond > 0, pad, given)
+    pad = last if pad_len is None else (last + beyond * pad_len).clamp_(max=num_tokens)
+    if pad_len is not None:
+        # The attention op wants the last start to be the padded token count (spec ascend 3.5).
+        pad[-1:] = num_tokens
+    starts = torch.where(beyond > 0, pad, given)
+    return torch.cat((starts, starts[-1:].expand(repeats))) if repeats else starts
 
 
 def limit_lengths(
@@ -75,19 +81,21 @@ def first_step_values(
     over: Tensor,
     max_model_len: int,
 ) -> StepValues:
-    """Return the first step from its starts [R+1] and lengths [R], 0 on padded rows.
+    """Return the first step from its starts [>= R+1] and lengths [R], 0 on padded rows.
 
     Rows in ``over``, bool [R], keep position 0 and have no slot. A block that is not causal may
     reach past ``max_model_len``, where a slot would be another request's: it has none there.
     """
-    begins, ends = starts[:-1], starts[1:]
+    rows = lens.numel()
+    begins, ends = starts[:rows], starts[1 : rows + 1]
     local = starts.clamp(shard.start, shard.end).sub_(shard.start)
-    owned = local[1:] > local[:-1]
-    visible = lens - (ends - (local[1:] + shard.start)) if causal else lens
+    local_ends = local[1 : rows + 1]
+    owned = local_ends > local[:rows]
+    visible = lens - (ends - (local_ends + shard.start)) if causal else lens
     start_pos = (lens - (ends - begins)).clamp_(min=0)
     # One entry more than requests: tokens past the last start belong to nobody.
-    offset = starts.new_full(starts.shape, DEAD)
-    offset[:-1] = torch.where((lens > 0) & ~over, start_pos - begins, DEAD)
+    offset = starts.new_full((rows + 1,), DEAD)
+    offset[:rows] = torch.where((lens > 0) & ~over, start_pos - begins, DEAD)
     tokens = torch.arange(shard.padded, dtype=torch.int32, device=starts.device)
     row = torch.searchsorted(ends, tokens, right=True, out_int32=True)
     position = tokens.add_(offset.index_select(0, row))
@@ -108,11 +116,15 @@ def later_step_values(
     base: Tensor,
     stop: Tensor | None,
     row_counts: Sequence[int],
+    start_counts: Sequence[int],
     shards: Sequence[TokenShard],
     max_model_len: int,
     saturate: bool,
 ) -> list[StepValues]:
-    """Advance every request by one token a step; ``base`` is the position at step 1."""
+    """Advance every request by one token a step; ``base`` is the position at step 1.
+
+    ``row_counts`` and ``start_counts`` have the first step's too.
+    """
     count, width = len(shards) - 1, max(shard.padded for shard in shards[1:])
     known = min(width, row_counts[0])
     position = base.new_full((count, width), DEAD)
@@ -127,19 +139,27 @@ def later_step_values(
         position = position.masked_fill_(over, 0)
     length = (position + 1).clamp_(min=0)
     inert = position.clamp(min=0)
-    row = torch.arange(width + 1, dtype=torch.int32, device=base.device)
-    starts = row if stop is None else torch.minimum(row, stop)
+    entries = max(width, *start_counts[1:]) + 1
+    row = torch.arange(entries, dtype=torch.int32, device=base.device)
     steps = []
     for index, shard in enumerate(shards[1:]):
+        starts = _later_starts(row, stop, row_counts[index + 1], start_counts[index + 1])
         local = starts.clamp(shard.start, shard.end).sub_(shard.start)
         fields = {
             "query_start_loc": starts,
             "seq_lens": length[index],
             "local_query_start_loc": local,
             # A one-token row is seen whole by its owner, so the length needs no correction.
-            "local_seq_lens": length[index] * (local[1:] > local[:-1]),
+            "local_seq_lens": length[index] * (local[1 : width + 1] > local[:width]),
             "start_pos": inert[index],
             "positions": inert[index],
         }
         steps.append(StepValues(fields, slot_position[index, : shard.padded], row[: shard.padded]))
     return steps
+
+
+def _later_starts(row: Tensor, stop: Tensor | None, rows: int, start_count: int) -> Tensor:
+    """Return starts of one token a request, which repeat past ``rows`` or from ``stop`` on."""
+    if stop is not None:
+        return torch.minimum(row, stop)
+    return row.clamp(max=rows) if start_count > rows else row

@@ -8,7 +8,10 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StepNumbers:
-    """See ``draft_steps``; lists became tuples, so that equal calls share a launch plan."""
+    """See ``draft_steps``; lists became tuples, so that equal calls share a launch plan.
+
+    No ``start_counts`` are the row counts.
+    """
 
     block_sizes: tuple[int, ...]
     row_counts: tuple[int, ...]
@@ -21,6 +24,12 @@ class StepNumbers:
     saturate: bool
     repeat_padding: bool
     causal: bool
+    start_counts: tuple[int, ...] = ()
+
+    @property
+    def starts_to(self) -> tuple[int, ...]:
+        """Rows of each step through which its query starts are written."""
+        return self.start_counts or self.row_counts
 
     def split(self, tables: Sequence[Tensor]) -> tuple[Sequence[Tensor], ...]:
         """Return block, cos and sin tables, which an operator takes as one list."""
@@ -31,15 +40,17 @@ class StepNumbers:
     def pack(self) -> tuple[int, ...]:
         """Return counts of groups and steps, then every field in order."""
         lists = (*self.block_sizes, *self.row_counts, *self.token_counts)
-        scalars = astuple(self)[3:]
-        return (len(self.block_sizes), len(self.row_counts), *lists, *map(int, scalars))
+        scalars = astuple(self)[3:-1]
+        counts = (len(self.block_sizes), len(self.row_counts))
+        return (*counts, *lists, *map(int, scalars), *self.start_counts)
 
     @classmethod
     def unpack(cls, words: Sequence[int]) -> "StepNumbers":
         """Undo ``pack``."""
         groups, steps = words[:2]
         rows_at, tokens_at, rest = 2 + groups, 2 + groups + steps, 2 + groups + 2 * steps
-        first_step, tp_size, tp_rank, pad_query_len, max_model_len, *flags = words[rest:]
+        starts_at = rest + 8
+        first_step, tp_size, tp_rank, pad_query_len, max_model_len, *flags = words[rest:starts_at]
         saturate, repeat_padding, causal = map(bool, flags)
         return cls(
             tuple(words[2:rows_at]),
@@ -53,6 +64,7 @@ class StepNumbers:
             saturate,
             repeat_padding,
             causal,
+            tuple(words[starts_at:]),
         )
 
 

@@ -15,7 +15,7 @@ from dsacp.kernels.draft_steps.advance import (
     limit_lengths,
 )
 from dsacp.kernels.draft_steps.numbers import StepNumbers, smallest_table
-from dsacp.kernels.fields import DRAFT_FIELDS, field_length
+from dsacp.kernels.fields import DRAFT_FIELDS, START_FIELDS, field_length
 from dsacp.kernels.slot_mapping.reference import flat_slots
 
 
@@ -36,7 +36,7 @@ def draft_steps(
     """Write every present field of every step; ``tables`` are block, cos and sin tables."""
     call = StepNumbers.unpack(numbers)
     block_tables, cos_tables, sin_tables = call.split(tables)
-    row_counts, first_step = call.row_counts, call.first_step
+    row_counts, start_counts, first_step = call.row_counts, call.starts_to, call.first_step
     shards = [TokenShard(tokens, call.tp_size, call.tp_rank) for tokens in call.token_counts]
     rows = row_counts[0]
     real = num_reqs.clamp(0, rows)
@@ -44,7 +44,8 @@ def draft_steps(
     last = given.index_select(0, real)
     lens = seq_lens[:rows] * (torch.arange(rows, device=arena.device) < real)
     pad_len = None if call.repeat_padding else call.pad_query_len
-    starts = first_starts(given, real, last, pad_len, shards[0].num_tokens)
+    repeats = start_counts[0] - rows
+    starts = first_starts(given, real, last, pad_len, shards[0].num_tokens, repeats)
     queries = given[1:] - given[:-1]
     silent = queries <= 0 if drafts is None else (queries <= 0) | (drafts[:rows] == 0)
     over = torch.zeros_like(lens, dtype=torch.bool)
@@ -63,11 +64,9 @@ def draft_steps(
             base.masked_fill_(over | (alive & (base <= fewest)), call.max_model_len)
         stop = real if call.repeat_padding else None
         steps += later_step_values(
-            base, stop, row_counts, shards, call.max_model_len, call.saturate
+            base, stop, row_counts, start_counts, shards, call.max_model_len, call.saturate
         )
-    copies = _field_copies(
-        steps, block_tables, call.block_sizes, arena, layout, first_step, row_counts, shards
-    )
+    copies = _field_copies(steps, block_tables, call, arena, layout, shards)
     gathers = _rope_gathers(steps, cos_tables, sin_tables, rope_bank, rope_layout, first_step)
     for target, value in copies:
         target.copy_(value)
@@ -78,11 +77,9 @@ def draft_steps(
 def _field_copies(
     steps: Sequence[StepValues],
     block_tables: Sequence[Tensor],
-    block_sizes: Sequence[int],
+    call: StepNumbers,
     arena: Tensor,
     layout: Tensor,
-    first_step: int,
-    row_counts: Sequence[int],
     shards: Sequence[TokenShard],
 ) -> list[tuple[Tensor, Tensor]]:
     """Pair every present field's view with its value; nothing is written yet."""
@@ -90,15 +87,17 @@ def _field_copies(
     position = torch.cat([step.slot_position for step in steps])
     row = torch.cat([step.token_row for step in steps])
     known = smallest_table(block_tables)
-    if known < row_counts[0]:
+    if known < call.row_counts[0]:
         position = position.masked_fill_(row >= known, -1)
     copies = []
-    for table, block_size, group in zip(block_tables, block_sizes, layout.tolist(), strict=True):
+    counts = list(zip(call.row_counts, call.starts_to, padded, strict=True))
+    offsets = layout.tolist()
+    for table, block_size, group in zip(block_tables, call.block_sizes, offsets, strict=True):
         slots = flat_slots(position, row, table, block_size).split_with_sizes(padded)
-        for index, (step, rows, tokens) in enumerate(zip(steps, row_counts, padded, strict=True)):
-            for field, offset in zip(DRAFT_FIELDS, group[first_step + index], strict=True):
+        for index, (step, (rows, last, tokens)) in enumerate(zip(steps, counts, strict=True)):
+            for field, offset in zip(DRAFT_FIELDS, group[call.first_step + index], strict=True):
                 if offset >= 0:
-                    size = field_length(field, rows, tokens)
+                    size = field_length(field, last if field in START_FIELDS else rows, tokens)
                     value = slots[index] if field == "slot_mapping" else step.fields[field]
                     copies.append((_view(arena, offset, size, field), value[:size]))
     return copies

@@ -32,6 +32,8 @@ def group_block(
     rows,
     tokens,
     later_count,
+    start_count,
+    later_start_count,
     tp_size,
     tp_rank,
     pad_query_len,
@@ -97,6 +99,7 @@ def group_block(
             CAUSAL,
         )
         count = rows
+        last = start_count
     else:
         share = tl.cdiv(later_count, tp_size)
         position, cached, length, begin, end = later_rows(
@@ -118,15 +121,17 @@ def group_block(
         )
         request = row
         count = later_count
+        last = later_start_count
+        begin = tl.minimum(begin, later_count)
     is_token = row < share * tp_size
     has_slot = is_token & (cached >= 0)
     slot = find_slots(address, stride, table_rows, width, request, cached, size, has_slot, POW2)
     low = tp_rank * share
     high = low + share
     visible = visible_length(begin, end, length, low, high, CAUSAL)
-    _put(arena, at_start, row, begin, row <= count)
+    _put(arena, at_start, row, begin, row <= last)
     _put(arena, at_len, row, length, row < count)
-    _put(arena, at_local_start, row, clip(begin, low, high) - low, row <= count)
+    _put(arena, at_local_start, row, clip(begin, low, high) - low, row <= last)
     _put(arena, at_local_len, row, visible, row < count)
     _put(arena, at_first, row, tl.maximum(length - (end - begin), 0), row < count)
     _put(arena, at_position, row, position, is_token)

@@ -29,6 +29,8 @@ RUNTIME = [
     "rows",
     "tokens",
     "later_count",
+    "start_count",
+    "later_start_count",
     "tp_size",
     "tp_rank",
     "pad_query_len",
@@ -75,6 +77,8 @@ def draft_steps_kernel(
     rows,
     tokens,
     later_count,
+    start_count,
+    later_start_count,
     tp_size,
     tp_rank,
     pad_query_len,
@@ -100,14 +104,15 @@ def draft_steps_kernel(
     """Write one block; RoPE addresses start at ``pointers + table_at``.
 
     ``drafts`` has ``masked`` rows: none where every request takes part, and any address then.
+    Query starts repeat their last one up to ``start_count``: there a larger capture wrote its own.
     ``sizes`` packs the groups' block sizes, or their log2 where POW2.
     """
     real = clip(tl.load(num_reqs), 0, rows)
     share = tl.cdiv(tokens, tp_size)
     later_share = tl.cdiv(later_count, tp_size)
     padded, later_padded = share * tp_size, later_share * tp_size
-    first_blocks = first_steps * tl.cdiv(tl.maximum(rows + 1, padded), BLOCK)
-    later_blocks = tl.cdiv(tl.maximum(later_count + 1, later_padded), BLOCK)
+    first_blocks = first_steps * tl.cdiv(tl.maximum(start_count + 1, padded), BLOCK)
+    later_blocks = tl.cdiv(tl.maximum(later_start_count + 1, later_padded), BLOCK)
     per_group = first_blocks + later_steps * later_blocks
     # RoPE rows first: they move most of the bytes, and the fields' latency hides behind them.
     index = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -130,6 +135,8 @@ def draft_steps_kernel(
             rows,
             tokens,
             later_count,
+            start_count,
+            later_start_count,
             tp_size,
             tp_rank,
             pad_query_len,

@@ -121,9 +121,9 @@ def _first_start(given, row, last, real, rows, num_tokens, pad_query_len, REPEAT
     """Replace the starts of padded rows, which the inputs do not define."""
     pad = last + tl.zeros_like(row)
     if not REPEAT:
-        pad = tl.minimum(pad + (row - real) * pad_query_len, num_tokens)
+        pad = tl.minimum(pad + (tl.minimum(row, rows) - real) * pad_query_len, num_tokens)
         # The attention op wants the last start to be the padded token count (spec ascend 3.5).
-        pad = tl.where(row == rows, num_tokens, pad)
+        pad = tl.where((row >= rows) & (real < rows), num_tokens, pad)
     return tl.where(row <= real, given, pad)
 
 

@@ -78,7 +78,7 @@ def plan_launches(
     return tuple(
         _launch(call, (num_banks, table_rows), shapes, device, group, table, run)
         for group, table in zip_longest(groups, tables, fillvalue=range(0))
-        for run in _runs(call.row_counts)
+        for run in _runs(call.row_counts, call.starts_to)
     )
 
 
@@ -89,17 +89,18 @@ def _launch(
     device: int | None,
     group: range,
     table: range,
-    run: tuple[int, int, int, int],
+    run: tuple[int, int, int, int, int],
 ) -> Launch:
-    first, ahead, steps, count = run
+    first, ahead, steps, count, later_starts = run
+    starts = call.starts_to[0]
     num_banks, table_rows = sizes_held
     tiles = choose_tiles(device, call.row_counts[0], call.token_counts[0])
     _check_vector(tiles, device)
     block, rope_block = tiles.rows, tiles.rope_rows
     rows, tokens, bits = call.row_counts[0], call.token_counts[0], _size_bits(call)
     padded, later_padded = round_up(tokens, call.tp_size), round_up(count, call.tp_size)
-    blocks = first * triton.cdiv(max(rows + 1, padded), block)
-    blocks += steps * triton.cdiv(max(count + 1, later_padded), block)
+    blocks = first * triton.cdiv(max(starts + 1, padded), block)
+    blocks += steps * triton.cdiv(max(later_starts + 1, later_padded), block)
     rope_blocks = first * triton.cdiv(padded, rope_block)
     rope_blocks += steps * max(triton.cdiv(later_padded, rope_block), 1)
     lengths = [shapes[index][0] for index in table]
@@ -119,6 +120,8 @@ def _launch(
             rows,
             tokens,
             count,
+            starts,
+            later_starts,
         ),
         *(call.tp_size, call.tp_rank, call.pad_query_len, call.max_model_len, _pack(sizes, bits)),
         *lengths,
@@ -162,15 +165,20 @@ def _from(tensor: Tensor, start: int) -> Tensor:
     return tensor[start:] if start else tensor
 
 
-def _runs(row_counts: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    """Yield launches as (has the first step, index of the first later one, later steps, rows)."""
+def _runs(
+    row_counts: Sequence[int], start_counts: Sequence[int]
+) -> Iterator[tuple[int, int, int, int, int]]:
+    """Yield launches: has the first step, index of the first later one, later steps, their counts.
+
+    The counts are of rows, and of rows through which starts are written.
+    """
     first, ahead = 1, 1
-    for count, steps in groupby(row_counts[1:]):
+    for (count, starts), steps in groupby(zip(row_counts[1:], start_counts[1:], strict=True)):
         length = len(list(steps))
-        yield first, ahead, length, count
+        yield first, ahead, length, count, starts
         first, ahead = 0, ahead + length
     if first:
-        yield 1, 1, 0, 0
+        yield 1, 1, 0, 0, 0
 
 
 def _chunks(kinds: Sequence[int], limit: int) -> list[range]:

@@ -47,7 +47,11 @@ def check_inputs(
 
 
 def check_steps(
-    row_counts: Sequence[int], token_counts: Sequence[int], tp_size: int, tp_rank: int
+    row_counts: Sequence[int],
+    token_counts: Sequence[int],
+    start_counts: Sequence[int],
+    tp_size: int,
+    tp_rank: int,
 ) -> None:
     """Raise unless the counts describe steps of which the later have one token a request."""
     TokenShard(0, tp_size, tp_rank)
@@ -60,6 +64,13 @@ def check_steps(
         raise LayoutError(
             f"expected one token a request after the first step, found rows {list(row_counts)} "
             f"and tokens {list(token_counts)}: pass the padded rows as tokens"
+        )
+    if len(start_counts) != len(row_counts) or any(
+        starts < rows for starts, rows in zip(start_counts, row_counts, strict=False)
+    ):
+        raise LayoutError(
+            f"expected start counts no smaller than the {list(row_counts)} rows of their steps, "
+            f"found {list(start_counts)}: pass none, or the rows of the largest capture"
         )
 
 
