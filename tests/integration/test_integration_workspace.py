@@ -68,6 +68,44 @@ def test_it_imports_alone_and_documents_every_public_name(package: Path) -> None
             assert inspect.getdoc(item), name
 
 
+@pytest.mark.parametrize("place", ["*.md", "docs", "packages", "tools", "benchmarks"])
+def test_nothing_is_installed_from_an_index_that_has_it_not(place: str) -> None:
+    """The README said ``pip install dsacp-vllm``, a name on PyPI that anybody may take."""
+    found = [path for path in ROOT.glob(place) if path.is_file()]
+    for folder in (path for path in ROOT.glob(place) if path.is_dir()):
+        found += [path for kind in ("md", "py", "toml") for path in folder.rglob(f"*.{kind}")]
+    assert found
+    for path in found:
+        if "tests" not in path.parts and ".venv" not in path.parts:
+            for line in path.read_text().splitlines():
+                assert not from_index(line), f"{path.relative_to(ROOT)}: {line.strip()}"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("$ pip install dsacp dsacp-vllm", True),
+        ("`pip install dsacp-vllm` next to", True),
+        ("uv add 'dsacp-kernels[cuda]'", True),
+        ("elsewhere `pip install -U torch dsacp`", True),
+        ("install dsacp-kernels[cuda] or", True),
+        ("pip install dist/dsacp*.whl", False),
+        ("pip install ./packages/core -e packages/dsacp", False),
+        ("`pip install torch` in a clone of dsacp", False),
+        ("pip uninstall dsacp-vllm", False),
+    ],
+)
+def test_installs_from_an_index_are_told_from_those_of_a_clone(line: str, expected: bool) -> None:
+    assert from_index(line) is expected
+
+
+def from_index(line: str) -> bool:
+    """Whether a line installs a distribution of dsacp by its bare name."""
+    name = r"(?<![\w./-])dsacp(?:-[a-z-]+)?(?![\w.*/:-])"
+    command = r"(?:\bpip3? install|\buv add|\buvx)\b[^`&|;#]*?"
+    return re.search(rf"{command}{name}|\binstall {name}", line) is not None
+
+
 @pytest.mark.parametrize("package", PACKAGES, ids=NAMES)
 def test_hints_name_the_folder_of_every_distribution(package: Path) -> None:
     """Messages said ``pip install dsacp-vllm``, a name on no index that anybody may take."""

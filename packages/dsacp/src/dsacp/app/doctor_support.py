@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from dsacp.app.doctor_host import Finding
 from dsacp.app.doctor_serving import Serving, bounds
-from dsacp.core import DsacpError
+from dsacp.core import DsacpError, install_hint
 
 LENGTH = 4096
 """Longest request to try where none is said."""
@@ -20,7 +20,8 @@ def support_findings(serving: Serving, packages: Mapping[str, str]) -> Iterator[
         packages: see ``doctor_host.installed``.
     """
     if importlib.util.find_spec("dsacp.vllm") is None:
-        yield Finding("note", "what the plug-in supports: install dsacp-vllm to have it checked")
+        hint = install_hint("dsacp-vllm")
+        yield Finding("note", f"what the plug-in supports is checked where it is installed: {hint}")
         return
     if serving.model is None:
         yield Finding("note", "the model was not checked: say which (--model-config)")

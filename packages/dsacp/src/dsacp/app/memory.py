@@ -21,8 +21,8 @@ LISTED = 40
 """Bytes of a number in a Python list, which block pools and prompts are."""
 TABLE_PEAK = 3
 """RoPE tables are computed from angles that take as much as cos and sin together at the most."""
-SHAPE_BYTES = 12 * 1024
-"""At most, of a shape of a batch that a builder remembers, a group and step: views, mostly."""
+SHAPE_BYTES = 4 * 1024
+"""At most, of a shape of a batch that a builder remembers, a group and step; 1.5 to 2 KiB seen."""
 META = torch.device("meta")
 
 
