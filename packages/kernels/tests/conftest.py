@@ -5,7 +5,8 @@ one, whose ``triton`` would hide the module of that name.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,35 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent / "support"))
 
+import ascend_launches
 from draft_oracle import DraftCase, run_case
 from draft_scenarios import BASE, SCENARIOS
 from word_checks import run_local, run_rope, run_slots, run_staging, run_tails
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_ascend_ir_reach(launch: Any, arguments: Mapping[str, Any]) -> list[Any]:
+    """For runs with dsacp-ascend-ir's plug-in."""
+    return ascend_launches.reach(launch, arguments)
+
+
+def pytest_collection_modifyitems(config: pytest.Config) -> None:
+    """Import before the plug-in forks what each of its processes would import."""
+    if config.getoption("--ascend-ir", None):
+        with ascend_launches.as_npu():
+            pass
+
+
+@pytest.fixture
+def is_npu(request: pytest.FixtureRequest) -> bool:
+    """Tell whether launches run as compiled for an NPU."""
+    return bool(request.config.getoption("--ascend-ir", None))
+
+
+@pytest.fixture(autouse=True)
+def constants_of_the_device(is_npu: bool) -> Iterator[None]:
+    with ascend_launches.as_npu() if is_npu else nullcontext():
+        yield
 
 
 @pytest.fixture(params=SCENARIOS.values(), ids=SCENARIOS.keys())

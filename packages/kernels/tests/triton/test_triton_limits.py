@@ -220,11 +220,13 @@ def test_attention_in_a_window_without_end(side: str) -> None:
 
 
 @triton_only
-def test_attention_heads_far_apart() -> None:
+def test_attention_heads_far_apart(is_npu: bool) -> None:
     """A transposed [N, T, D] of 66,577 tokens has 2 ** 31 elements between its outer heads.
 
     The storage is never touched but for the heads' own rows, so it costs address space only.
     """
+    if is_npu:
+        pytest.skip("a run as compiled for an NPU copies the 4 GiB between the heads")
     batch = batch_of([(1, 9)], heads=33, dim=16, dtype=torch.float16)
     args = [tensor.to(DEVICE) for tensor in batch.args()]
     expected = sparse_attention(*args, **batch.options(), impl="triton")

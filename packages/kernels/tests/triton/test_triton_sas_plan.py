@@ -94,8 +94,10 @@ def test_more_requests_than_one_block(spec, policy):
 
 
 @pytest.mark.parametrize("policy", [0, 1])
-def test_costs_beyond_int32(policy):
+def test_costs_beyond_int32(policy, is_npu):
     """An indexer plan of a long prefill: 8,192 rows of half a million and more each."""
+    if is_npu:
+        pytest.skip("on an NPU there is no int64 path: such plans are legal, but not upstream's")
     spec = qli(cores=4)
     starts, lens = [0, 32768, 32769, 40000], [1000000, 9, 900000]
     compare([(starts, lens, spec, policy, -1)])
