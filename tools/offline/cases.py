@@ -77,6 +77,26 @@ def _attention(ratio: int, topk: int) -> None:
     )
 
 
+def _odd_pages() -> None:
+    """Chosen rows in pages of 5: Triton 3.6 and 3.7 lose a layout where such a page is selected."""
+    q, kv = torch.zeros(16, 4, 16), torch.zeros(64, 3, 1, 16)
+    chosen = torch.zeros(16, 1, 3, dtype=torch.int32)
+    compressed = {"cmp_kv": torch.zeros(64, 5, 1, 16), "cmp_block_table": TABLE}
+    sparse_attention(
+        q,
+        kv,
+        TABLE,
+        STARTS,
+        LENS,
+        torch.zeros(4),
+        scale=0.25,
+        window_left=127,
+        cmp_ratio=4,
+        cmp_indices=chosen,
+        **compressed,
+    )
+
+
 def _small() -> None:
     positions = torch.arange(16, dtype=torch.int32)
     shard = TokenShard(16, 8, 3)
@@ -158,6 +178,7 @@ CASES: dict[str, Callable[[], None]] = {
     "window": lambda: _attention(1, 0),
     "topk": lambda: _attention(4, 512),
     "c128": lambda: _attention(128, 0),
+    "odd-pages": _odd_pages,
     "small": _small,
     "plan": _plan,
 }

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-
 _SIGNS = {
     "SIGSEGV": "an access that nothing looks up does this",
     "SIGKILL": "want of memory does this",

@@ -14,6 +14,15 @@ def split_entry(entry, SIZE: tl.constexpr, SHIFT: tl.constexpr):
 
 
 @triton.jit
+def _held(page, num_blocks):
+    """Return a page that the cache has in place of one that it has not.
+
+    By its value, not by a mask: CUDA's layout pass of Triton 3.6 and 3.7 fails on a selection here.
+    """
+    return tl.maximum(tl.minimum(page, num_blocks - 1), 0)
+
+
+@triton.jit
 def _page_slot(entry, valid, table, columns, num_blocks, SIZE: tl.constexpr, SHIFT: tl.constexpr):
     """Look an entry up in a block table; absent pages invalidate it.
 
@@ -22,7 +31,7 @@ def _page_slot(entry, valid, table, columns, num_blocks, SIZE: tl.constexpr, SHI
     column, offset = split_entry(entry, SIZE, SHIFT)
     valid = valid & (column >= 0) & (column < columns)
     page = tl.load(table + tl.where(valid, column, 0), mask=valid, other=-1)
-    return page, offset, valid & (page >= 0) & (page < num_blocks)
+    return _held(page, num_blocks), offset, valid & (page >= 0) & (page < num_blocks)
 
 
 @triton.jit
@@ -42,10 +51,9 @@ def _absorb(
 ):  # fmt: skip
     """Fold one tile of keys into the running maximum, sum and weighted values.
 
-    Offsets lie in a page, and so do the keys of pages that are not valid: in the first one.
+    Pages and offsets lie in the cache, also where they are not valid.
     """
     dim = tl.arange(0, DIM)
-    page = tl.where(valid, page, 0)
     slot = page.to(tl.int64) * page_stride + offset.to(tl.int64) * DIM
     keys = tl.load(cache + slot[:, None] + dim[None, :], mask=valid[:, None], other=0.0)
     score = _dot(query, tl.trans(keys), WIDEN) * scale
@@ -70,8 +78,9 @@ def absorb_listed(
         valid = rank < count
         slot = tl.load(slots + rank, mask=valid, other=0)
         page, offset = split_entry(slot, SIZE, SHIFT)
+        inside = valid & (page >= 0) & (page < num_blocks)
         peak, total, mixed = _absorb(
-            query, cache, page_stride, page, offset, valid & (page < num_blocks), scale,
+            query, cache, page_stride, _held(page, num_blocks), offset, inside, scale,
             peak, total, mixed, DIM, WIDEN,
         )  # fmt: skip
     return peak, total, mixed
