@@ -21,6 +21,18 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="asks /p
 HANGS = 120
 """Seconds after which a test gives up; none waits that long on any machine."""
 
+
+@pytest.fixture(autouse=True)
+def signals_are_heard():
+    """A test run in the background of a script ignores SIGINT, and so would what it starts."""
+    deaf = [n for n in (signal.SIGINT, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_IGN]
+    for number in deaf:
+        signal.signal(number, signal.default_int_handler)
+    yield
+    for number in deaf:
+        signal.signal(number, signal.SIG_IGN)
+
+
 WORK = """
 import os, pathlib, signal, time
 from dsacp.core import CapacityError
