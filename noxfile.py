@@ -4,6 +4,7 @@
 Wheel folders are asked of pip at run time, so that no path or host stands in this file.
 """
 
+import shutil
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ nox.options.default_venv_backend = "uv"
 nox.options.error_on_missing_interpreters = False  # `summary` names them instead
 nox.options.download_python = "never"
 nox.options.sessions = ["lint", "types", "layers", "tests", "integration"]
-nox.options.sessions += ["triton", "hivm", "vllm", "ascend", "summary"]
+nox.options.sessions += ["triton", "hivm", "ascend_ir", "vllm", "ascend", "summary"]
 
 PYTHON = "3.11"
 TORCH = "2.13.0"
@@ -102,6 +103,44 @@ def hivm(session: nox.Session) -> None:
     session.run("python", "tools/offline/compile_ascend.py", env=support.ONE_THREAD)
 
 
+@nox.session(python=PYTHON)
+def ascend_ir(session: nox.Session) -> None:
+    """Triton kernels as the Ascend compilers leave them, run on the CPU, every access looked up."""
+    _offline(session, support.TRITON_ASCEND)
+    session.env.update({"TRITON_INTERPRET": "0", **support.ONE_THREAD, **_fresh_cache(session)})
+    support.pytest(session, "packages/ascend-ir/tests", name="rules")
+    for level in ("linalg", "hivm"):
+        support.pytest(session, *_at_level(level), name=level)
+
+
+@nox.session(python=PYTHON, tags=["slow"])
+def ascend_ir_all(session: nox.Session) -> None:
+    """The same for all shapes, both ends beside closed pages, programs in reverse and shuffled."""
+    _offline(session, support.TRITON_ASCEND)
+    session.env.update({"TRITON_INTERPRET": "0", **support.ONE_THREAD, **_fresh_cache(session)})
+    for level, guard, order in (
+        ("linalg", "end", "reverse"),
+        ("linalg", "start", "shuffle"),
+        ("hivm", "end", "reverse"),
+        ("hivm", "start", "shuffle"),
+    ):
+        options = ["-m", "slow or not slow", f"--ascend-ir-guard={guard}"]
+        options += [f"--ascend-ir-order={order}"]
+        support.pytest(session, *_at_level(level), *options, name=f"{level}-{order}")
+
+
+def _at_level(level: str) -> list[str]:
+    plugin = ["-p", "dsacp.ascend_ir.pytest_plugin", f"--ascend-ir={level}", "--ascend-ir-jobs=2"]
+    return [*plugin, "packages/kernels/tests/triton"]
+
+
+def _fresh_cache(session: nox.Session) -> dict[str, str]:
+    """Return a variable that keeps compiled kernels of this run apart from all others."""
+    folder = Path(session.create_tmp()) / "kernels"
+    shutil.rmtree(folder, ignore_errors=True)
+    return {"DSACP_ASCEND_IR_CACHE": str(folder)}
+
+
 @nox.session(python=PYTHON, tags=["slow"])
 def compile_all(session: nox.Session) -> None:
     """Triton kernels compiled for every CUDA architecture we support."""
@@ -111,7 +150,7 @@ def compile_all(session: nox.Session) -> None:
 
 def _offline(session: nox.Session, compiler: tuple[str, ...]) -> None:
     # upstream Triton and triton-ascend both own the module `triton`: an environment each
-    packages = ("drafting-cache", "kernels")
+    packages = ("drafting-cache", "kernels", "ascend-ir")
     support.install(session, *packages, groups=["test"], torch=TORCH, extra=compiler)
 
 

@@ -121,9 +121,14 @@ def skip(session: nox.Session, reason: str) -> NoReturn:
     session.skip(reason)
 
 
-def pytest(session: nox.Session, *args: str, success_codes: Iterable[int] = (0,)) -> None:
-    """Run pytest and keep its report for ``summarise``; to collect nothing is a failure."""
-    report = REPORTS / f"{session.name}.xml"
+def pytest(
+    session: nox.Session, *args: str, success_codes: Iterable[int] = (0,), name: str = ""
+) -> None:
+    """Run pytest and keep its report for ``summarise``; to collect nothing is a failure.
+
+    A session that runs it several times gives each run a ``name``.
+    """
+    report = REPORTS / f"{session.name}{name and f'-{name}'}.xml"
     report.unlink(missing_ok=True)
     RUN.reports.append(report)
     command = ["pytest", "-q", *args, f"--junit-xml={report}", *session.posargs]

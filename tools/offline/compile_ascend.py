@@ -15,7 +15,7 @@ from pathlib import Path
 from ascend import Hivm
 from cases import CASES, NPU_CASES
 from isolated import Job, compile_jobs
-from launches import record
+from launches import folder_of, record
 
 ARCHS = ("Ascend910B3", "Ascend910_9391")
 BUDGET = Path(__file__).with_name("hivm_budget.json")
@@ -54,12 +54,12 @@ def _jobs(archs: Sequence[str], skip: Sequence[str]) -> tuple[list[Job], list[li
     labels: list[list[str]] = []
     for case, call in (CASES | NPU_CASES).items():
         for index, launch in enumerate(record(call, "npu")):
-            for arch in archs if launch.name not in skip else ():
+            for arch in archs if folder_of(launch) not in skip else ():
                 job = (launch, arch)
                 if job not in jobs:
                     jobs.append(job)
                     labels.append([])
-                labels[jobs.index(job)].append(f"{case}/{index}/{launch.name}")
+                labels[jobs.index(job)].append(f"{case}/{index}/{folder_of(launch)}")
     return jobs, labels
 
 

@@ -9,9 +9,11 @@ from typing import Any
 
 import triton
 from cases import CASES
-from launches import Launch, record
+from launches import folder_of, record
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+
+from dsacp.ascend_ir import Launch
 
 
 def compile_launch(launch: Launch, capability: int) -> Any:
@@ -41,7 +43,7 @@ def main() -> int:
         for launch in record(call, "cuda"):
             for capability in capabilities:
                 started = time.perf_counter()
-                label = f"sm_{capability} {case}/{launch.name}"
+                label = f"sm_{capability} {case}/{folder_of(launch)}"
                 try:
                     done = compile_launch(launch, capability)
                 except Exception as error:

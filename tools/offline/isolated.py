@@ -6,7 +6,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
 from ascend import Hivm, compile_launch
-from launches import Launch
+
+from dsacp.ascend_ir import Launch
 
 Job = tuple[Launch, str]
 """A recorded launch and the architecture that it is compiled for."""

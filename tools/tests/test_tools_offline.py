@@ -14,9 +14,10 @@ PROBE = """
 import json, sys
 sys.path.insert(0, sys.argv[1])
 from cases import CASES
-from launches import record
+from launches import folder_of, record
 for device in ("cuda", "npu"):
-    found = [launch for launch in record(CASES["draft"], device) if launch.name == "draft_steps"]
+    launches = record(CASES["draft"], device)
+    found = [launch for launch in launches if folder_of(launch) == "draft_steps"]
     print(json.dumps([device, [{**item.constants, **item.options} for item in found]]))
 """
 

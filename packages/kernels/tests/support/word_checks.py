@@ -39,15 +39,16 @@ def run_tails(
     lasts: Sequence[tuple[int, int]] = ((12, 4), (4, 1)),
     absent: frozenset[tuple[int, int]] | set[tuple[int, int]] = frozenset(),
     widths: Sequence[int] | None = None,
+    capacity: int = CAPACITY,
 ) -> None:
-    """Clean fields of CAPACITY entries that hold their own offsets; tables are 6 wide if unsaid."""
+    """Clean fields of ``capacity`` entries that hold their offsets; tables are 6 wide if unsaid."""
     widths = [6] * configs if widths is None else widths
     banks = first_step + len(rows)
     layout = torch.full((groups, banks, len(DRAFT_FIELDS)), -1, dtype=torch.int32)
-    expected = list(range(groups * banks * len(DRAFT_FIELDS) * (CAPACITY + 2)))
+    expected = list(range(groups * banks * len(DRAFT_FIELDS) * (capacity + 2)))
     present = set(itertools.product(range(groups), range(len(DRAFT_FIELDS)))) - absent
     for base, ((group, index), step) in enumerate(itertools.product(present, range(banks))):
-        offset = 1 + base * (CAPACITY + 2)
+        offset = 1 + base * (capacity + 2)
         layout[group, step, index] = offset
         field, call_step = DRAFT_FIELDS[index], step - first_step
         if call_step >= 0:
@@ -59,7 +60,7 @@ def run_tails(
     rope_layout, bank = torch.zeros((configs, banks, 2), dtype=torch.int32), []
     for config, step, index in itertools.product(range(configs), range(banks), (0, 1)):
         rope_layout[config, step, index] = len(bank)
-        part = [7.5] * (CAPACITY * widths[config])
+        part = [7.5] * (capacity * widths[config])
         if step >= first_step:
             begin, end = (widths[config] * token for token in tokens[step - first_step])
             part[begin:end] = [1.0 - index] * (end - begin)
