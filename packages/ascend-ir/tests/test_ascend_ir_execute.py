@@ -47,6 +47,19 @@ def test_a_kernel_computes_what_it_means(kernels, level, guard) -> None:
     assert launch.rewrites
 
 
+def test_a_first_launch_may_look_nothing_up(compilers) -> None:
+    """The runner's memory was made by the first launch between closed pages only."""
+    code = (
+        "import torch, ir_kernels; from dsacp.ascend_ir import execute\n"
+        "out = torch.zeros(1, dtype=torch.int32)\n"
+        "with execute(guard=None): ir_kernels.last_program_wins[(3,)](out)\n"
+        "assert out == 2"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": paths}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_a_program_knows_its_place(kernels, level) -> None:
     out = torch.full((24,), -1, dtype=torch.int32)

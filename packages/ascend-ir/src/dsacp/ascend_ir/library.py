@@ -12,7 +12,7 @@ from typing import Any
 from dsacp.ascend_ir import cache as store
 from dsacp.ascend_ir import tools
 from dsacp.ascend_ir.checked import check_accesses
-from dsacp.ascend_ir.errors import MissingCompilerError
+from dsacp.ascend_ir.errors import LaunchError, MissingCompilerError
 from dsacp.ascend_ir.launch import Launch
 from dsacp.ascend_ir.linalg import TARGET, linalg_of
 from dsacp.ascend_ir.lower import Level, Lowered, lower
@@ -77,7 +77,12 @@ def load(folder: Path) -> Library:
 
 @cache
 def runtime() -> ctypes.CDLL:
-    """Return the runner's library, whose functions kernels call."""
+    """Return the runner's library, whose functions kernels call.
+
+    Raises:
+        LaunchError: there is no address space for its memory.
+        MissingCompilerError: there is no C compiler.
+    """
 
     def make(folder: Path) -> None:
         source = Path(__file__).with_name("runtime.c")
@@ -91,6 +96,10 @@ def runtime() -> ctypes.CDLL:
     ]  # fmt: skip
     library.ascend_ir_program.argtypes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int]
     library.ascend_ir_peak.restype = ctypes.c_uint64
+    if library.ascend_ir_init():
+        raise LaunchError(
+            "expected 5 TiB of address space, none of it used, found less: raise `ulimit -v`"
+        )
     return library
 
 

@@ -93,10 +93,6 @@ class Arena:
         self._placed: list[_Placed] = []
 
     def __enter__(self) -> "Arena":
-        if runtime().ascend_ir_init():
-            raise LaunchError(
-                "expected 5 TiB of address space, none of it used, found less: raise `ulimit -v`"
-            )
         return self
 
     def __exit__(self, *_: object) -> None:
