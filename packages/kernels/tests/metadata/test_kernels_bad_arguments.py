@@ -4,6 +4,7 @@ One tensor of a good call is replaced by one that the kernel cannot use: the cal
 raises an error of ours and leaves every buffer as it was.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from dsacp.core import DsacpError, TokenShard
+from dsacp.core import DsacpError, LayoutError, TokenShard
 from dsacp.kernels import (
     CompressorRows,
     LocalMetadata,
@@ -306,6 +307,40 @@ def _same(left: Tensor, right: Tensor) -> bool:
     if left.device.type == "meta" or left.is_sparse:
         return True
     return left.shape == right.shape and torch.equal(left.detach(), right)
+
+
+def numbers(name: str) -> list[tuple[Any, ...]]:
+    """Where a call has integers: arguments of their own, or items of lists."""
+    call = CALLS[name][1]()
+    single = [(key,) for key, value in call.items() if type(value) is int]
+    return single + [
+        (key, index)
+        for key, value in call.items()
+        if isinstance(value, list)
+        for index, item in enumerate(value)
+        if type(item) is int
+    ]
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_fraction_for_a_count_touches_no_buffer(name: str) -> None:
+    """1.5 requests stopped stage_inputs at a slice, after the count and the starts were written."""
+    face, make = CALLS[name]
+    for path in numbers(name):
+        call = put(_owned(make()), path, 1.5)
+        kept = [(item, item.clone()) for _, item in tensors(call)]
+        with contextlib.suppress(DsacpError, TypeError, RuntimeError):
+            face(**call)
+            continue
+        assert all(_same(item, copy) for item, copy in kept), path
+
+
+@pytest.mark.parametrize("name", ["num_reqs", "num_tokens", "rows"])
+@pytest.mark.parametrize("count", [1.5, True, -1])
+def test_staging_takes_whole_counts(name: str, count: object) -> None:
+    call = {**CALLS["stage_inputs"][1](), "num_tokens": 8, name: count}
+    with pytest.raises(LayoutError, match=f"{name} >= 0 as a whole number, found {count}"):
+        stage_inputs(**call)
 
 
 @pytest.mark.parametrize("name", CALLS)

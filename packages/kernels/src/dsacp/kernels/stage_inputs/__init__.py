@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from dsacp.core import CapacityError, LayoutError
+from dsacp.core import CapacityError, LayoutError, check_whole
 from dsacp.kernels.checks import check_device, check_int32, check_writable
 from dsacp.kernels.registry import Impl, Kernel, kernel_op
 from dsacp.kernels.stage_inputs import reference
@@ -72,31 +72,26 @@ def stage_inputs(
 
     Raises:
         CapacityError: more requests than ``rows``, or ``out`` is too short.
-        LayoutError: a dtype or device does not fit, or an input is shorter than ``num_reqs``.
+        LayoutError: a dtype or device does not fit, a count is no whole number, or an input is
+            shorter than ``num_reqs``.
     """
-    rejected = seq_lens if num_rejected is None else num_rejected
-    mask = seq_lens if drafts is None else drafts
-    check_int32(
-        query_start_loc=query_start_loc,
-        seq_lens=seq_lens,
-        num_rejected=rejected,
-        drafts=mask,
-        out=out,
-    )
-    check_device(out, query_start_loc, seq_lens, rejected, mask)
+    given = {"query_start_loc": query_start_loc, "seq_lens": seq_lens}
+    if num_rejected is not None:
+        given["num_rejected"] = num_rejected
+    if drafts is not None:
+        given["drafts"] = drafts
+    check_int32(**given, out=out)
+    check_device(out, *given.values())
     check_writable(out)
+    _check_counts(num_reqs, num_tokens, rows)
     with_drafts = with_drafts or drafts is not None
     words = (4 if with_drafts else 3) * rows + 2
-    if not 0 <= num_reqs <= rows or out.numel() < words:
+    if num_reqs > rows or out.numel() < words:
         raise CapacityError(
             f"the batch needs {num_reqs} of {rows} requests and {words} words, the block "
             f"holds {out.numel()} words: raise max_num_seqs or stage fewer requests"
         )
-    if num_tokens < 0:
-        raise LayoutError(
-            f"expected num_tokens >= 0, found {num_tokens}: pass the batch's own count"
-        )
-    held = min(query_start_loc.numel() - 1, seq_lens.numel(), rejected.numel(), mask.numel())
+    held = min([query_start_loc.numel() - 1, *[tensor.numel() for tensor in given.values()]])
     if held < num_reqs:
         raise LayoutError(
             f"expected inputs of {num_reqs} requests, found {held}: pass whole request tensors"
@@ -113,3 +108,16 @@ def stage_inputs(
         with_drafts,
         impl,
     )
+
+
+def _check_counts(num_reqs: int, num_tokens: int, rows: int) -> None:
+    """Raise ``LayoutError`` unless all are whole numbers >= 0; plain ones cost next to nothing.
+
+    A fraction would be noticed by a slice, after the first words are written.
+    """
+    plain = type(num_reqs) is type(num_tokens) is type(rows) is int
+    if plain and num_reqs >= 0 and num_tokens >= 0 and rows >= 0:
+        return
+    check_whole("num_reqs", num_reqs, 0)
+    check_whole("num_tokens", num_tokens, 0)
+    check_whole("rows", rows, 0)
