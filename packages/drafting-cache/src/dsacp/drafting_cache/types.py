@@ -93,7 +93,7 @@ class BoundInputs:
         seq_lens: int32 [>= R].
         num_rejected: int32 [>= R].
         num_reqs: int32 [1], real requests, kept on the device by the host.
-        drafts: int32 [>= max rows], see ``DraftBatch``; None where every request takes part.
+        drafts: int32 [>= R], see ``DraftBatch``; None where every request takes part.
     """
 
     query_start_loc: Tensor
