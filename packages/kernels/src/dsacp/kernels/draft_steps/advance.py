@@ -78,13 +78,14 @@ def first_step_values(
     lens: Tensor,
     shard: TokenShard,
     causal: bool,
-    over: Tensor,
+    over: Tensor | None,
     max_model_len: int,
 ) -> StepValues:
     """Return the first step from its starts [>= R+1] and lengths [R], 0 on padded rows.
 
-    Rows in ``over``, bool [R], keep position 0 and have no slot. A block that is not causal may
-    reach past ``max_model_len``, where a slot would be another request's: it has none there.
+    Rows in ``over``, bool [R] or None for none, keep position 0 and have no slot. A block that is
+    not causal may reach past ``max_model_len``, where a slot would be another request's: it has
+    none there.
     """
     rows = lens.numel()
     begins, ends = starts[:rows], starts[1 : rows + 1]
@@ -95,7 +96,8 @@ def first_step_values(
     start_pos = (lens - (ends - begins)).clamp_(min=0)
     # One entry more than requests: tokens past the last start belong to nobody.
     offset = starts.new_full((rows + 1,), DEAD)
-    offset[:rows] = torch.where((lens > 0) & ~over, start_pos - begins, DEAD)
+    live = lens > 0
+    offset[:rows] = torch.where(live if over is None else live & ~over, start_pos - begins, DEAD)
     tokens = torch.arange(shard.padded, dtype=torch.int32, device=starts.device)
     row = torch.searchsorted(ends, tokens, right=True, out_int32=True)
     position = tokens.add_(offset.index_select(0, row))

@@ -1,6 +1,7 @@
 """All draft steps of all groups in torch: the oracle of the Triton kernel."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -34,10 +35,9 @@ def draft_steps(
     numbers: Sequence[int],
 ) -> None:
     """Write every present field of every step; ``tables`` are block, cos and sin tables."""
-    call = StepNumbers.unpack(numbers)
+    call, shards = _unpack(tuple(numbers))
     block_tables, cos_tables, sin_tables = call.split(tables)
     row_counts, start_counts, first_step = call.row_counts, call.starts_to, call.first_step
-    shards = [TokenShard(tokens, call.tp_size, call.tp_rank) for tokens in call.token_counts]
     rows = row_counts[0]
     real = num_reqs.clamp(0, rows)
     given = query_start_loc[: rows + 1].clamp(0, shards[0].num_tokens)
@@ -47,21 +47,23 @@ def draft_steps(
     repeats = start_counts[0] - rows
     starts = first_starts(given, real, last, pad_len, shards[0].num_tokens, repeats)
     queries = given[1:] - given[:-1]
-    silent = queries <= 0 if drafts is None else (queries <= 0) | (drafts[:rows] == 0)
-    over = torch.zeros_like(lens, dtype=torch.bool)
-    limited = lens
+    # Query tokens of rows that take part in steps >= 1; torch costs by the operator, so that the
+    # first step, which every row takes part in, goes without.
+    part = queries if drafts is None else queries * (drafts[:rows] != 0)
+    limited, over = lens, None
     if first_step and call.causal:
-        lens = lens.masked_fill_(silent, 0)
+        lens = lens.masked_fill_(part <= 0, 0)
         limited, over = limit_lengths(lens, first_step, call.max_model_len, call.saturate)
     steps = [first_step_values(starts, limited, shards[0], call.causal, over, call.max_model_len)]
     if len(row_counts) > 1:
-        alive = (lens > 0).logical_and_(silent.logical_not_())
+        alive = torch.minimum(lens, part) > 0
         rejected = num_rejected[:rows].clamp(min=0).minimum(queries)
         base = torch.where(alive, lens - rejected, DEAD)
         if not call.saturate:
             # without a token of its own a row has no slot, like one that the host has reset
             fewest = first_step if call.causal else 0
-            base.masked_fill_(over | (alive & (base <= fewest)), call.max_model_len)
+            short = alive & (base <= fewest)
+            base.masked_fill_(short if over is None else over | short, call.max_model_len)
         stop = real if call.repeat_padding else None
         steps += later_step_values(
             base, stop, row_counts, start_counts, shards, call.max_model_len, call.saturate
@@ -72,6 +74,14 @@ def draft_steps(
         target.copy_(value)
     for target, table, index in gathers:
         torch.index_select(table, 0, index, out=target)
+
+
+@lru_cache(maxsize=256)
+def _unpack(numbers: tuple[int, ...]) -> tuple[StepNumbers, tuple[TokenShard, ...]]:
+    """Return a call's integers and its steps' shards, which the next batch of a shape has too."""
+    call = StepNumbers.unpack(numbers)
+    shards = (TokenShard(tokens, call.tp_size, call.tp_rank) for tokens in call.token_counts)
+    return call, tuple(shards)
 
 
 def _field_copies(

@@ -1,5 +1,6 @@
 """Pack a step's host inputs in torch: the oracle of the Triton kernel."""
 
+import torch
 from torch import Tensor
 
 
@@ -15,20 +16,20 @@ def stage_inputs(
     with_drafts: bool,
 ) -> None:
     """Write the staging block; see the package function."""
-    sizes = [1, rows + 1, rows, rows]
-    count, starts, lens, rejected = out[: 3 * rows + 2].split_with_sizes(sizes)
+    sizes = [1, rows + 1, rows, rows, rows if with_drafts else 0]
+    count, starts, lens, rejected, mask = out[: sum(sizes)].split_with_sizes(sizes)
     count.fill_(num_reqs)
-    starts[: num_reqs + 1] = query_start_loc[: num_reqs + 1]
-    starts[num_reqs + 1 :] = query_start_loc[num_reqs : num_reqs + 1]
-    starts.clamp_(0, num_tokens)
+    torch.clamp(query_start_loc[: num_reqs + 1], 0, num_tokens, out=starts[: num_reqs + 1])
     lens[:num_reqs] = seq_lens[:num_reqs]
-    lens[num_reqs:].zero_()
+    if num_reqs < rows:
+        starts[num_reqs + 1 :] = starts[num_reqs : num_reqs + 1]
+        lens[num_reqs:].zero_()
     if num_rejected is None:
         rejected.zero_()
     else:
         rejected[:num_reqs] = num_rejected[:num_reqs]
         rejected[num_reqs:].zero_()
     if with_drafts:
-        mask = out[3 * rows + 2 : 4 * rows + 2].fill_(1)
+        mask.fill_(1)
         if drafts is not None:
             mask[:num_reqs] = drafts[:num_reqs]
