@@ -81,6 +81,16 @@ def test_every_access_asks_first() -> None:
     assert "llvm.store %1, %checked_1 : i16, !llvm.ptr" in checked.text
 
 
+def test_a_chain_of_calls_is_its_first_and_last_line() -> None:
+    from dsacp.ascend_ir.checked import Places
+
+    places = Places(f'{TAIL}#loc5 = loc("k.py":31:1)\n#loc6 = loc(callsite(#loc4 at #loc5))\n')
+    assert places.name("callsite(#loc3 at #loc6)") == "k.py:12 (called at k.py:31)"
+    assert places.name("callsite(#loc6 at #loc3)") == "k.py:20 (called at k.py:12)"
+    assert places.name("fused[#loc9, #loc3]") == "k.py:12"
+    assert places.name("unknown") == "an unknown line"
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

@@ -18,6 +18,7 @@ _OP = re.compile(r"^\s*(?:%\S+(?:, %\S+)* = )?\"?([a-z]\w*\.[\w.]+)")
 _FUNCTION = re.compile(r"^\s*llvm\.func (?:\w+ )*@(\w+)\(")
 _CALL = re.compile(r"llvm\.call @(\w+)\(")
 _LOC = re.compile(r"^#(loc\d*) = loc\((.*)\)$", re.M)
+_CALLED = " (called at "
 _WRAPPER = "_mlir_ciface_"
 
 _PURE_TEXT = """
@@ -150,8 +151,10 @@ class Places:
         if loc.startswith("#"):
             return self.name(self._known.get(loc[1:], "unknown"))
         if call := re.fullmatch(r"callsite\((\S+) at (\S+)\)", loc):
-            callee, caller = self.name(call[1]), self.name(call[2])
-            return f"{callee} (called at {caller})" if callee != caller else callee
+            # of a chain of calls, the first and the last are told
+            callee = self.name(call[1]).partition(_CALLED)[0]
+            caller = self.name(call[2]).rpartition(_CALLED)[2].rstrip(")")
+            return f"{callee}{_CALLED}{caller})" if callee != caller else callee
         if fused := re.match(r"fused(?:<.*>)?\[(.*)\]$", loc):
             parts = [self.name(part.strip()) for part in fused[1].split(",")]
             named = [part for part in parts if part != "an unknown line"]
