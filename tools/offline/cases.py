@@ -81,7 +81,6 @@ def _odd_pages() -> None:
     """Chosen rows in pages of 5: Triton 3.6 and 3.7 lose a layout where such a page is selected."""
     q, kv = torch.zeros(16, 4, 16), torch.zeros(64, 3, 1, 16)
     chosen = torch.zeros(16, 1, 3, dtype=torch.int32)
-    compressed = {"cmp_kv": torch.zeros(64, 5, 1, 16), "cmp_block_table": TABLE}
     sparse_attention(
         q,
         kv,
@@ -92,8 +91,9 @@ def _odd_pages() -> None:
         scale=0.25,
         window_left=127,
         cmp_ratio=4,
+        cmp_kv=torch.zeros(64, 5, 1, 16),
+        cmp_block_table=TABLE,
         cmp_indices=chosen,
-        **compressed,
     )
 
 

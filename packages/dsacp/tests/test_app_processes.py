@@ -83,8 +83,11 @@ from dsacp.app.signals import ends_on_signals
 mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
 with ends_on_signals(float(sys.argv[1])):
     libc.pthread_mutex_lock(mutex)
-    print("stuck", flush=True)
-    libc.pthread_mutex_lock(mutex)
+    try:
+        print("stuck", flush=True)
+        libc.pthread_mutex_lock(mutex)
+    except BaseException:  # the signal came before the wait
+        libc.pthread_mutex_lock(mutex)
 """
 FORK = """
 import os, signal
