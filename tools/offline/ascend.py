@@ -1,4 +1,4 @@
-"""Drive triton-ascend and bishengir to HIVM, without an NPU and without CANN.
+"""Drive triton-ascend and bishengir to HIVM, without an NPU and without CANN (upstream U54).
 
 CANN's closed ``hivmc`` is the next step; a stand-in on PATH keeps the text that it would get.
 """

@@ -32,7 +32,7 @@ def cuda_doubles(source: torch.Tensor, out: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("api", APIS)
 def test_replay_equals_eager(lens: Any, api: Any) -> None:
-    """intel/llm-scaler #640: captured lengths stayed in force (B.1 8)."""
+    """intel/llm-scaler #640: captured lengths stayed in force."""
     weights, doubled = torch.rand(3, 3, device="cuda"), torch.zeros_like(lens)
 
     def run() -> Any:
@@ -49,7 +49,7 @@ def test_replay_equals_eager(lens: Any, api: Any) -> None:
 
 
 def test_syncs_under_capture_are_ours(lens: Any) -> None:
-    """vllm-ascend #8587: a synchronous copy under capture (B.8 53)."""
+    """vllm-ascend #8587: a synchronous copy under capture."""
     out = torch.zeros_like(lens)
     host = torch.zeros(3, dtype=torch.int32)
     for fn in (
@@ -88,7 +88,7 @@ def test_pinned_copies_are_allowed_on_request(lens: Any) -> None:
 
 
 def test_guard_words_generation_and_pool(lens: Any) -> None:
-    """vllm-ascend #16168 (B.3 20), vLLM #55013 (B.1 7), SGLang #22930 (B.6 46)."""
+    """vllm-ascend #16168, vLLM #55013, SGLang #22930."""
     arena = torch.zeros(16, dtype=torch.int32, device="cuda")
     region = BufferRegion("swa", 1, "seq_lens", arena.data_ptr() + 16, 12, 16)
     now = [4]
@@ -113,7 +113,7 @@ def test_guard_words_generation_and_pool(lens: Any) -> None:
 
 
 def test_triton_compilation_under_capture_is_ours(lens: Any) -> None:
-    """SGLang #32470, vLLM #39483: a kernel was compiled inside a capture (B.8 54)."""
+    """SGLang #32470, vLLM #39483: a kernel was compiled inside a capture."""
     pytest.importorskip("triton")
     source = Path(__file__).with_name("triton_probe.py")
     spec = importlib.util.spec_from_file_location("dsacp_graph_triton_probe", source)

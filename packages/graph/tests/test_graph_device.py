@@ -31,7 +31,7 @@ def outcomes() -> dict[str, str]:
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_on_a_pretend_npu(check: str, outcomes: dict[str, str]) -> None:
-    """vllm-ascend #8587, #15509: 107030, a synchronous copy while capturing (B.8 53)."""
+    """vllm-ascend #8587, #15509: 107030, a synchronous copy while capturing."""
     assert outcomes[check] == "ok", outcomes[check]
 
 

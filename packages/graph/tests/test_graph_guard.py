@@ -125,7 +125,7 @@ def test_shared_inputs_belong_to_no_step() -> None:
 
 
 def test_view_that_reaches_past_its_buffer_is_refused(toy: Any) -> None:
-    """vllm-ascend #16168: Shape [16] vs [6] (B.3 20)."""
+    """vllm-ascend #16168: Shape [16] vs [6]."""
     start, _ = toy.offsets["swa", 1, "seq_lens"]
     with pytest.raises(CapacityError, match="needs 64 bytes.*swa/step1/seq_lens ends 20 bytes on"):
         toy.guard().watch({"seq_lens": toy.arena[start : start + 16]})

@@ -30,7 +30,7 @@ def capture_reader(metadata: object, out: Tensor, guard: GraphGuard | None = Non
 
 
 def test_addresses_are_stable_while_values_change(toy: Any) -> None:
-    """vllm-ascend #12599: the builder returned clones; a replay read freed memory (B.1 1)."""
+    """vllm-ascend #12599: the builder returned clones; a replay read freed memory."""
     guard = toy.guard()
     toy.stage([5, 9, 2])
     first = toy.refresh()
@@ -44,7 +44,7 @@ def test_addresses_are_stable_while_values_change(toy: Any) -> None:
 
 
 def test_clone_in_new_metadata_is_named(toy: Any) -> None:
-    """vllm-ascend #12599: one field of one step is a clone (B.1 1)."""
+    """vllm-ascend #12599: one field of one step is a clone."""
     guard = toy.guard()
     toy.stage([5, 9])
     guard.watch(toy.refresh())
@@ -67,7 +67,7 @@ def test_release_lets_go_of_the_output() -> None:
 
 
 def test_captured_clone_fails_on_replay(toy: Any) -> None:
-    """vllm-ascend #12599: a graph captured a clone that nobody keeps (B.1 1)."""
+    """vllm-ascend #12599: a graph captured a clone that nobody keeps."""
     toy.stage([5, 9])
     toy.refresh()
     out = torch.zeros(5, dtype=torch.int32)
@@ -82,7 +82,7 @@ def test_captured_clone_fails_on_replay(toy: Any) -> None:
 
 
 def test_a_kept_clone_replays_old_values(toy: Any) -> None:
-    """vllm-ascend #15160: holding the captured temporary alone replays stale data (B.1 4).
+    """vllm-ascend #15160: holding the captured temporary alone replays stale data.
 
     The addresses are fine, so only values can tell: the graph must differ from eager.
     """
@@ -101,7 +101,7 @@ def test_a_kept_clone_replays_old_values(toy: Any) -> None:
 
 
 def test_generation_refuses_an_older_graph(toy: Any) -> None:
-    """vLLM #55013: after sleep level 2 the buffers were freed and made again (B.1 7)."""
+    """vLLM #55013: after sleep level 2 the buffers were freed and made again."""
     guard = toy.guard()
     out = torch.zeros(5, dtype=torch.int32)
     metadata = toy.refresh()
@@ -118,7 +118,7 @@ def test_generation_refuses_an_older_graph(toy: Any) -> None:
 
 
 def test_old_views_are_detected_after_release(toy: Any) -> None:
-    """vLLM #55013: without a generation the tape itself finds the freed arena (B.1 7)."""
+    """vLLM #55013: without a generation the tape itself finds the freed arena."""
     out = torch.zeros(5, dtype=torch.int32)
     graph = capture_reader(toy.refresh()[0], out)
     toy.allocate()

@@ -50,7 +50,7 @@ SYNCS: dict[str, Callable[[Tensor], object]] = {
 @pytest.mark.parametrize("inference", [False, True], ids=["grad", "inference"])
 @pytest.mark.parametrize("step", SYNCS.values(), ids=SYNCS)
 def test_host_syncs_are_refused(step: Callable[[Tensor], object], inference: bool) -> None:
-    """vllm-ascend #8587, #15509: a synchronous copy under capture, fatal hours later (B.8 53)."""
+    """vllm-ascend #8587, #15509: a synchronous copy under capture, fatal hours later."""
     x = torch.arange(3)
     with torch.inference_mode(inference):
         with pytest.raises(HostSyncError), no_host_sync():
@@ -61,7 +61,7 @@ def test_host_syncs_are_refused(step: Callable[[Tensor], object], inference: boo
 
 
 def test_device_only_steps_pass(toy: Any) -> None:
-    """vllm-ascend #8587: a refresh moves nothing between host and device (B.8 53)."""
+    """vllm-ascend #8587: a refresh moves nothing between host and device."""
     x = torch.arange(6)
     with no_host_sync():
         toy.refresh()
@@ -128,7 +128,7 @@ def test_a_replay_is_one_launch() -> None:
 
 @pytest.mark.parametrize("style", ["knobs", "class"])
 def test_compilation_under_capture_is_refused(monkeypatch: pytest.MonkeyPatch, style: str) -> None:
-    """SGLang #32470, vLLM #39483: a kernel was compiled inside a capture (B.8 54)."""
+    """SGLang #32470, vLLM #39483: a kernel was compiled inside a capture."""
     runtime = SimpleNamespace(jit_cache_hook=None)
     function = SimpleNamespace(cache_hook=None)
     fake = SimpleNamespace(runtime=SimpleNamespace(JITFunction=function))

@@ -25,7 +25,7 @@ def window_sum(keys: Tensor, seq_lens: Tensor) -> Tensor:
     ids=["llm-scaler #640", "TensorRT-LLM #18769"],
 )
 def test_replay_sees_new_lengths(make_toy: Make, captured: list[int], replayed: list[int]) -> None:
-    """Captured lengths stayed in force and acceptance fell to 0.16 % (B.1 8; B.2 17).
+    """Captured lengths stayed in force and acceptance fell to 0.16 % (intel/llm-scaler #640).
 
     In #18769 only the first request kept a right plan, so a batch of one looked fine.
     """
@@ -45,7 +45,7 @@ def test_replay_sees_new_lengths(make_toy: Make, captured: list[int], replayed: 
 
 
 def test_no_poison_is_left_after_a_build(toy: Any) -> None:
-    """vLLM #48261: the graph ran with the dummy values of its capture (B.2 11)."""
+    """vLLM #48261: the graph ran with the dummy values of its capture."""
     guard = toy.guard()
     toy.stage([4, 4])
     graph = capture(toy.refresh, device="cpu", guard=guard)
@@ -62,7 +62,7 @@ def test_no_poison_is_left_after_a_build(toy: Any) -> None:
 
 
 def test_rows_limit_what_must_be_fresh(toy: Any) -> None:
-    """vLLM #48261: only the rows of the batch must be rewritten (B.2 11)."""
+    """vLLM #48261: only the rows of the batch must be rewritten."""
     guard = toy.guard()
     guard.poison()
     toy.field("swa", 0, "seq_lens")[:3] = 1
@@ -73,7 +73,7 @@ def test_rows_limit_what_must_be_fresh(toy: Any) -> None:
 
 
 def test_eager_and_graph_buffers_stay_apart(make_toy: Make) -> None:
-    """SGLang #37975: a replay rebuilt the eager buffer, not the captured one (B.2 16)."""
+    """SGLang #37975: a replay rebuilt the eager buffer, not the captured one."""
     eager, graphed = make_toy(), make_toy()
     owners = {"eager": eager.refresh(), "graph": graphed.refresh()}
     eager.guard().check_isolated(owners)
@@ -90,7 +90,7 @@ def test_eager_and_graph_buffers_stay_apart(make_toy: Make) -> None:
 
 
 def test_write_past_the_end_hits_guard_words(make_toy: Make) -> None:
-    """vllm-ascend #16168: 16 rows were written into a buffer of 6, EZ9999 later (B.3 20)."""
+    """vllm-ascend #16168: 16 rows were written into a buffer of 6, EZ9999 later."""
     toy = make_toy(rows=6)
     guard = toy.guard()
     guard.check()
@@ -108,7 +108,7 @@ def test_write_past_the_end_hits_guard_words(make_toy: Make) -> None:
 
 
 def test_write_before_the_start_is_named_too(toy: Any) -> None:
-    """vllm-ascend #16168: an index of -1 writes in front of the first buffer (B.3 20)."""
+    """vllm-ascend #16168: an index of -1 writes in front of the first buffer."""
     guard = toy.guard()
     toy.arena[2] = 5
     with pytest.raises(CapacityError, match="2 words before the start of swa/step0/query_start_lo"):
@@ -133,7 +133,7 @@ def test_write_between_two_buffers_names_both(toy: Any) -> None:
 
 
 def test_buffers_made_inside_a_capture_are_refused(toy: Any) -> None:
-    """SGLang #22930: graphs that share a pool overwrote each other's buffers (B.6 46)."""
+    """SGLang #22930: graphs that share a pool overwrote each other's buffers."""
 
     def lazy() -> Tensor:
         if not hasattr(toy, "lazy"):
@@ -150,7 +150,7 @@ def test_buffers_made_inside_a_capture_are_refused(toy: Any) -> None:
 
 
 def test_the_host_may_change_its_inputs_after_staging(toy: Any) -> None:
-    """vllm-ascend #10763, vLLM #45100: pinned inputs were reused before the copy (B.7 50)."""
+    """vllm-ascend #10763, vLLM #45100: pinned inputs were reused before the copy."""
     graph = capture(toy.refresh, device="cpu")
     host = [40, 7, 1]
     toy.stage(host)

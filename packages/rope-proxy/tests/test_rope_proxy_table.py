@@ -10,7 +10,7 @@ DEEPSEEK = RopeConfig(64, 65536, 10000.0, scaling_factor=16.0)
 
 
 def oracle(config: RopeConfig, position: int, pair: int) -> float:
-    """The angle of spec ascend 5 in plain Python floats."""
+    """The angle of upstream U32 in plain Python floats."""
     rd, orig = config.rotary_dim, config.max_position_embeddings
     plain = config.base ** (-2 * pair / rd)
 

@@ -1,4 +1,4 @@
-"""A planner of plain loops from spec ascend 1.5-1.7 and 1.10: it shares no code with ours."""
+"""A planner of plain loops from upstream U5-U7, U13: it shares no code with ours."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The op's checks (spec ascend 1.3), before any buffer is touched."""
+"""The op's checks (upstream U3), before any buffer is touched."""
 
 import pytest
 import torch

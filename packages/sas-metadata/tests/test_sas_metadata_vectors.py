@@ -1,4 +1,4 @@
-"""Recorded outputs of upstream's planner, and the golden vectors of spec ascend 1.7 and 1.10."""
+"""Recorded outputs of upstream's planner, and golden vectors for upstream U7, U13."""
 
 import json
 from functools import cache

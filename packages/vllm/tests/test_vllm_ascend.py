@@ -34,7 +34,7 @@ def test_first_step_counts_real_tokens_from_host_integers() -> None:
 
 
 def test_capture_of_a_later_step_has_the_rows_of_its_replay() -> None:
-    """Spec ascend 4.6: 4 requests of 4 tokens at capture, 16 of one token at replay."""
+    """Upstream U30: 4 requests of 4 tokens at capture, 16 of one token at replay."""
     capture = later_shape(common(num_actual_tokens=16), 4, 0)
     replay = later_shape(common(num_reqs=16, max_query_len=1, num_actual_tokens=3), 4, 0)
     assert (capture.rows, capture.real_reqs) == (16, 0)

@@ -1,4 +1,4 @@
-"""Rows of the KV compressor against loops over requests and groups (spec ascend 1.11)."""
+"""Rows of the KV compressor against loops over requests and groups (upstream U15)."""
 
 import pytest
 import torch

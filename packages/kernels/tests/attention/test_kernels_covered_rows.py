@@ -1,4 +1,4 @@
-"""What a work plan covers, and that attention leaves every other row alone (spec ascend 1.8)."""
+"""What a work plan covers, and that attention leaves every other row alone (upstream U8, U9)."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from dsacp.core import LayoutError
 from dsacp.kernels import covered_rows, sparse_attention
 
-# Spec ascend 1.7: query starts, cores and range ends of the published plans.
+# Upstream U7: query starts, cores and range ends of the published plans.
 GOLDEN = {
     "G1": ("a2", 64, 4, [0, 4, 8, 9, 9, 12], [(0, 3), (1, 2), (4, 0), (5, 0)]),
     "G2": ("a2", 64, 4, [0, 4, 8, 9, 9, 12], [(0, 2), (1, 1), (4, 0), (5, 0)]),

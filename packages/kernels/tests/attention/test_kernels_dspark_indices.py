@@ -1,4 +1,4 @@
-"""Slots of a DSpark block against loops, and attention over them (spec ascend 6)."""
+"""Slots of a DSpark block against loops, and attention over them (upstream U36)."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Sparse attention's reference against an oracle of Python loops (spec ascend 2.2)."""
+"""Sparse attention's reference against an oracle of Python loops (upstream U17, U18)."""
 
 import pytest
 import torch

@@ -30,7 +30,7 @@ TABLE = {
 
 @pytest.mark.parametrize("case", TABLE.values(), ids=TABLE.keys())
 def test_incident_table(case: tuple, check_local) -> None:
-    """The oracle table of incidents B.9, and B.5's mixed batch with its dummy request."""
+    """The example of upstream U21, reported batches, and a mixed one with its dummy request."""
     tp, tokens, starts, lens, rank, local, visible = case
     got = check_local("reference", starts, lens, TokenShard(tokens, tp, rank))
     assert got[:2] == (local, visible)
@@ -46,7 +46,7 @@ def test_padded_one_token_rows_have_no_length(check_local) -> None:
 
 
 def test_start_position_of_a_dummy_request_is_not_negative(check_local) -> None:
-    """B.5: the naive difference is -6 for the dummy request of [0, 5, 6, 10, 16]."""
+    """Upstream U21: the naive difference is -6 for the dummy request of [0, 5, 6, 10, 16]."""
     got = check_local("reference", [0, 5, 6, 10, 16], [5, 40, 20, 0], TokenShard(16, 4, 0))
     assert got[2] == [0, 39, 16, 0]
 

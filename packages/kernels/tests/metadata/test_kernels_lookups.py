@@ -16,7 +16,7 @@ def test_slots(check_slots, block_size: int, fmt: str) -> None:
 
 
 def test_no_slot_in_pairs_is_the_last_offset_of_block_minus_one() -> None:
-    """Spec ascend 1.11: an invalid pair is (-1, block_size - 1)."""
+    """Upstream U11: an invalid pair is (-1, block_size - 1)."""
     out = torch.empty(2, 2, **WORD)
     table = torch.tensor([[5, 6]], **WORD)
     slot_mapping(

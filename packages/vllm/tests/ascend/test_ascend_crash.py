@@ -96,7 +96,7 @@ def test_rope_padding_moves_and_zeroes() -> None:
 
 
 def test_start_positions_of_padding_are_negative() -> None:
-    """B.5: ``S - q`` of a padded row is -1 upstream; ours clamps at 0."""
+    """Upstream U21: ``S - q`` of a padded row is -1 upstream; ours clamps at 0."""
     double = HostDouble(3, 2, 0, max_num_seqs=64, max_num_batched_tokens=64)
     upstream = run(double.builder(stock()), double, concurrency())
     ours = run(double.builder(choose(stock())), double, concurrency())

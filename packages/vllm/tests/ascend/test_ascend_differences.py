@@ -36,7 +36,7 @@ def test_stale_positions_do_not_rotate_padding() -> None:
 
 
 def test_capture_has_the_shape_of_its_replays() -> None:
-    """Spec ascend 4.6: upstream captures 4 requests and replays 16; ours captures the 16."""
+    """Upstream U30: upstream captures 4 requests and replays 16; ours captures the 16."""
     double, batch = host(), concurrency()
     builder = double.builder(choose(stock()))
     common = common_metadata(batch, double, random.Random(0))

@@ -1,4 +1,4 @@
-"""DSpark's block (spec ascend 6), and the indexer's plan without host syncs."""
+"""DSpark's block (upstream U35, U36), and the indexer's plan without host syncs."""
 
 import random
 from typing import Any
@@ -96,7 +96,7 @@ def target(builder: Any, double: HostDouble, seed: int = 0, **extra: Any) -> Any
 
 
 def test_indexer_plan_asks_the_device_for_nothing() -> None:
-    """Upstream reads two maxima back every step; the op ignores both (spec ascend 1.2, 4.8)."""
+    """Upstream reads two maxima back every step; the op ignores both (upstream U12, U23)."""
     double = HostDouble(3, 4, 1)
     builder = double.builder(classes()[1], ratio=4)
     target(builder, double, common_ratio_to_sas_metadata={})

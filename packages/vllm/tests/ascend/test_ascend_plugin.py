@@ -140,7 +140,7 @@ def test_unsupported_neighbours_leave_the_host_alone() -> None:
 
 
 def test_two_draft_groups_leave_draft_steps_to_the_host(caplog: pytest.LogCaptureFixture) -> None:
-    """Spec ascend 4.3: upstream advances positions once a group; vllm-ascend #16980's kind."""
+    """Upstream U27: upstream advances positions once a group; vllm-ascend #16980's kind."""
     double = HostDouble(3, 2, 0)
     builders = [double.builder(choose(stock())) for _ in range(2)]
     groups = [SimpleNamespace(metadata_builders=[builder]) for builder in builders]

@@ -42,7 +42,7 @@ def unsupported() -> HostDouble:
 
 
 def test_a_builder_that_serves_brings_the_method(fresh: tuple[Any, Any]) -> None:
-    """Spec ascend 4.2: upstream's class has none, so its draft replay fails loudly."""
+    """Upstream U29: upstream's class has none, so its draft replay fails loudly."""
     impl, cls = fresh
     builder = host().builder(cls)
     assert not hasattr(impl, NAME), "no step has been served"

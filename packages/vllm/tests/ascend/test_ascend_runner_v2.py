@@ -1,4 +1,4 @@
-"""Runner v2 (spec ascend 3.4): upstream's own call path, as far as the double carries it."""
+"""Runner v2 (upstream U39): upstream's own call path, as far as the double carries it."""
 
 import logging
 import random

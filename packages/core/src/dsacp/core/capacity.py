@@ -34,7 +34,7 @@ def align_capture_sizes(
 
 @dataclass(frozen=True)
 class DraftCapacity:
-    """Bounds of every buffer of one serving configuration (design: invariant I3).
+    """Bounds of every buffer of one serving configuration (docs/invariants.md I3).
 
     Attributes:
         max_num_seqs: real requests a batch may hold.
@@ -100,7 +100,7 @@ class DraftCapacity:
         _check_sizes(capture_sizes)
         sizes = _on_grid(capture_sizes, query_len, tp_size)
         largest = max(sizes, default=0)
-        # A capture of 16 tokens is seen as up to 16 one-token requests (spec ascend 4.6).
+        # A capture of 16 tokens is seen as up to 16 one-token requests (upstream U30).
         reqs = max(max_num_seqs, largest) + 1
         tokens = max(max_num_batched_tokens, largest, max_num_seqs * query_len)
         rows = max(max_num_seqs, largest if layout == "tokens" else largest // query_len)

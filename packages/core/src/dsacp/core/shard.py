@@ -12,7 +12,7 @@ def round_up(value: int, multiple: int) -> int:
 
 @dataclass(frozen=True)
 class TokenShard:
-    """Contiguous token range of one rank under DSA context parallelism (spec ascend 3.6).
+    """Contiguous token range of one rank under DSA context parallelism (upstream U21).
 
     Args:
         num_tokens: tokens of the step, real or padded by the host, >= 0.

@@ -31,7 +31,7 @@ DEBUG_VARIABLE = "DSACP_DEBUG"
 
 
 class DraftMetadataBuilder(Uncopied):
-    """Address-stable metadata of all draft steps of one rank (design: invariants I1-I5).
+    """Address-stable metadata of all draft steps of one rank (docs/invariants.md).
 
     The target's own metadata comes from a second instance with ``num_steps=1``.
 
@@ -51,7 +51,7 @@ class DraftMetadataBuilder(Uncopied):
         num_steps: banks to keep; K by default, 1 where ``causal`` is False.
         overflow: "reset" (vLLM V1, vllm-ascend) or "saturate" (vLLM V2).
         padding: "dummy" requests (Ascend) or "repeat"-ed starts (vLLM V2).
-        causal: False for DSpark's query blocks, drafted in one step (spec ascend 6). It is step 0
+        causal: False for DSpark's query blocks, drafted in one step (upstream U35). It is step 0
             here, where a bank holds K+1 tokens a request; the adapter translates the host's 1.
         sas_policy: how work splits are planned.
         guard_words: 4-byte words kept between buffers.

@@ -13,7 +13,7 @@ from dsacp.sas_metadata import QliSpec, SasSpec
 
 @dataclass(frozen=True)
 class GroupSpec:
-    """One KV-cache group whose layers share a block table (spec ascend 3.1).
+    """One KV-cache group whose layers share a block table (upstream U20).
 
     Attributes:
         name: unique name, the key of ``StepMetadata.groups``.
@@ -22,7 +22,7 @@ class GroupSpec:
         qli: lightning-indexer work split to plan, or None.
         compress_ratio: raw tokens of one compressed row; 1 for plain groups. A compressed group
             has no raw slots: ``GroupMetadata.slot_mapping`` is None.
-        compressor: whether the step needs the group's compressed rows (spec ascend 1.11).
+        compressor: whether the step needs the group's compressed rows (upstream U15).
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""KV groups and RoPE of DeepSeek-V4, for the target and for its MTP drafter (spec ascend 3.1)."""
+"""KV groups and RoPE of DeepSeek-V4, for the target and for its MTP drafter (upstream U20)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

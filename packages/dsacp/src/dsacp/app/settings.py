@@ -73,7 +73,7 @@ class ReplayConfig:
             of ``max_num_seqs`` requests; fewer cause preemption.
         layout: rows of draft steps >= 1 inside a bucket: padded requests, or padded tokens.
         padding: "dummy" requests (Ascend) or "repeat"-ed starts (vLLM V2).
-        overflow: what draft steps do at max_model_len (design 5).
+        overflow: draft steps at max_model_len (docs/conventions.md, "Lengths and positions").
         workers: processes that share the ranks ("none" on the CPU only).
 
     Raises:

@@ -1,4 +1,4 @@
-"""Persistent RoPE rows, one bank a draft step (design: invariants I1, I3, I4, I5)."""
+"""Persistent RoPE rows, one bank a draft step (docs/invariants.md I1, I3, I4, I5)."""
 
 import torch
 from torch import Tensor

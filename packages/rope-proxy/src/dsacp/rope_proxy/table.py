@@ -1,4 +1,4 @@
-"""RoPE tables, plain and YaRN (spec ascend 5)."""
+"""RoPE tables, plain and YaRN (upstream U32)."""
 
 import math
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The 1024 words as ranges, and back (spec ascend 1.4, 1.8)."""
+"""The 1024 words as ranges, and back (upstream U4, U8)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Estimated costs of rows and cores, in the planner's own unit (spec ascend 1.6)."""
+"""Estimated costs of rows and cores, in the planner's own unit (upstream U6)."""
 
 from collections.abc import Sequence
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Is a plan safe for the consumer? (spec ascend 1.8)."""
+"""Is a plan safe for the consumer? (upstream U9)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""What a work plan is made for: heads, cores, window and compression (spec ascend 1.2, 1.3)."""
+"""What a work plan is made for: heads, cores, window and compression (upstream U2, U3)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -57,7 +57,7 @@ class SasSpec(_Planned):
             1024 only; any count is planned here, so that small models can be tested.
 
     Raises:
-        LayoutError: a value is outside the op's checks (spec ascend 1.3).
+        LayoutError: a value is outside the op's checks (upstream U3).
     """
 
     num_heads: int
@@ -111,7 +111,7 @@ class SasSpec(_Planned):
 
 @dataclass(frozen=True)
 class QliSpec(_Planned):
-    """Plan parameters of the lightning indexer; a row is four query tokens (spec ascend 1.10).
+    """Plan parameters of the lightning indexer; a row is four query tokens (upstream U12, U13).
 
     Attributes:
         num_heads: indexer heads, 64.

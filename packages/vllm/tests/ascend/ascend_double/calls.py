@@ -15,7 +15,7 @@ HOST_BOUNDS = {
     NAMES[2]: ("max_seqlen_q", "max_seqlen_k"),
 }
 """The only arguments that may differ: upstream gives the rank's maxima, ours bounds that the host
-knows without asking the device. The ops ignore both (spec ascend 1.2)."""
+knows without asking the device. The ops ignore both (upstream U2, U12)."""
 
 Recorded = list[tuple[str, dict[str, Any]]]
 

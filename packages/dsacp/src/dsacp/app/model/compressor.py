@@ -1,4 +1,4 @@
-"""Pooling of completed groups of raw tokens into compressed rows (spec ascend 1.11)."""
+"""Pooling of completed groups of raw tokens into compressed rows (upstream U15)."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The lightning indexer: which compressed rows a query attends to (spec ascend 1.10)."""
+"""The lightning indexer: which compressed rows a query attends to (upstream U14)."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from dsacp.kernels import covered_rows
 
 QUERIES_PER_ROW = 4
 PLAN_HEADS = 64
-"""Head count that index plans are made for, whatever a small model has (spec ascend 1.10)."""
+"""Head count that index plans are made for, whatever a small model has (upstream U12)."""
 TIE_STEP = 1e-6
 """Scores of 0 are common after the ReLU; later rows win ties, whatever sort the device has."""
 

@@ -14,7 +14,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None) -> Tensor:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, *, inverse: bool = False) -> Tensor:
-    """Rotate the last ``cos.shape[-1]`` dims of ``x`` in interleaved pairs (spec ascend 5).
+    """Rotate the last ``cos.shape[-1]`` dims of ``x`` in interleaved pairs (upstream U32).
 
     Args:
         x: [T, D] or [T, heads, D].

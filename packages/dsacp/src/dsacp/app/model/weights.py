@@ -14,7 +14,7 @@ DRAFT_HIDDEN_GAIN = 0.6
 
 @dataclass(frozen=True)
 class CompressorWeights:
-    """Pools R raw rows into one (spec ascend 1.11).
+    """Pools R raw rows into one (upstream U15).
 
     Attributes:
         state: [H, 2 * width], a token's value and pooling scores.
@@ -27,7 +27,7 @@ class CompressorWeights:
 
 @dataclass(frozen=True)
 class IndexerWeights:
-    """Chooses the compressed rows that a query attends to (spec ascend 1.10).
+    """Chooses the compressed rows that a query attends to (upstream U14).
 
     Attributes:
         query: [H, index_heads * index_dim].

@@ -1,4 +1,4 @@
-"""Make the rows past a shrunken batch inert in one launch (design 5, buffers and buckets)."""
+"""Make the rows past a shrunken batch inert in one launch (docs/invariants.md I4)."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Slots, RoPE rows and positions of the groups that a step completes (spec ascend 1.11)."""
+"""Slots, RoPE rows and positions of the groups that a step completes (upstream U15)."""
 
 from dataclasses import dataclass
 from typing import Literal

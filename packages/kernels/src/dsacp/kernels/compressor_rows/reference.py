@@ -1,4 +1,4 @@
-"""Rows that the KV compressor writes in a step, in torch (spec ascend 1.11): the oracle."""
+"""Rows that the KV compressor writes in a step, in torch (upstream U15): the oracle."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Which query tokens a SAS or QLI plan covers (spec ascend 1.4, 1.8, 1.10)."""
+"""Which query tokens a SAS or QLI plan covers (upstream U4, U8, U12)."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ KERNEL = Kernel(
 
 @dataclass(frozen=True)
 class PlanLayout:
-    """How a consumer reads the 1024 words (spec ascend 1.4).
+    """How a consumer reads the 1024 words (upstream U4).
 
     Attributes:
         record_size: words of one core's record.

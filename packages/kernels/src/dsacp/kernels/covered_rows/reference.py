@@ -1,4 +1,4 @@
-"""Which query rows a work plan covers, in torch: the consumer's decoding rule (spec ascend 1.8)."""
+"""Which query rows a work plan covers, in torch: the consumer's decoding rule (upstream U8)."""
 
 import torch
 from torch import Tensor

@@ -23,7 +23,7 @@ def plan_hit(
     RECORD_SIZE: tl.constexpr,
     READS_CORE0_START: tl.constexpr,
 ):
-    """Return int32 1 where an enabled core's range holds the row (spec ascend 1.8)."""
+    """Return int32 1 where an enabled core's range holds the row (upstream U8)."""
     launched = core < num_records
     record = words + core * RECORD_SIZE
     enabled = tl.load(record, mask=launched, other=0) == 1

@@ -1,4 +1,4 @@
-"""Metadata of all draft steps and all KV groups in one launch (design 7, spec ascend 4)."""
+"""Metadata of all draft steps and all KV groups in one launch (upstream U24, U25)."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -125,7 +125,7 @@ def prepare_draft_steps(
             with ``saturate``, the last position and ``max_model_len``.
         saturate: see ``max_model_len``.
         repeat_padding: padded query starts repeat the last real one instead of growing.
-        causal: False for mutually visible query blocks (spec ascend 6).
+        causal: False for mutually visible query blocks (upstream U35).
         impl: forces "reference" or "triton".
         drafts: int32 [>= rows]; 0 leaves a request out of draft steps >= 1, the first computed one
             too where it is one of them (a causal step, ``first_step`` > 0). None leaves out nobody.

@@ -50,7 +50,7 @@ def first_starts(
     beyond = torch.arange(given.numel(), dtype=torch.int32, device=given.device) - real
     pad = last if pad_len is None else (last + beyond * pad_len).clamp_(max=num_tokens)
     if pad_len is not None:
-        # The attention op wants the last start to be the padded token count (spec ascend 3.5).
+        # The attention op wants the last start to be the padded token count (upstream U38).
         pad[-1:] = num_tokens
     starts = torch.where(beyond > 0, pad, given)
     return torch.cat((starts, starts[-1:].expand(repeats))) if repeats else starts

@@ -122,7 +122,7 @@ def _first_start(given, row, last, real, rows, num_tokens, pad_query_len, REPEAT
     pad = last + tl.zeros_like(row)
     if not REPEAT:
         pad = tl.minimum(pad + (tl.minimum(row, rows) - real) * pad_query_len, num_tokens)
-        # The attention op wants the last start to be the padded token count (spec ascend 3.5).
+        # The attention op wants the last start to be the padded token count (upstream U38).
         pad = tl.where((row >= rows) & (real < rows), num_tokens, pad)
     return tl.where(row <= real, given, pad)
 

@@ -1,4 +1,4 @@
-"""Absolute cache slots that every token of a DSpark block attends to (spec ascend 6)."""
+"""Absolute cache slots that every token of a DSpark block attends to (upstream U36)."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Slots that a DSpark block sees, in torch (spec ascend 6): the kernel's oracle."""
+"""Slots that a DSpark block sees, in torch (upstream U36): the kernel's oracle."""
 
 import torch
 from torch import Tensor

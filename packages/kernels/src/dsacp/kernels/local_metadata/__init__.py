@@ -1,4 +1,4 @@
-"""Rank-local query starts, lengths and start positions (spec ascend 3.6)."""
+"""Rank-local query starts, lengths and start positions (upstream U21)."""
 
 from dataclasses import dataclass
 
@@ -79,7 +79,7 @@ def local_metadata(
         query_start_loc: int32 [B+1], global query starts.
         seq_lens: int32 [B], KV lengths including this step's queries; 0 marks padding.
         shard: the rank's token range.
-        causal: False for DSpark's mutually visible query block (spec ascend 6).
+        causal: False for DSpark's mutually visible query block (upstream U35).
         out: buffers of exactly these shapes to write in place; allocated when None.
         impl: forces "reference" or "triton".
 

@@ -1,4 +1,4 @@
-"""RoPE rows of a batch's tokens (spec ascend 5)."""
+"""RoPE rows of a batch's tokens (upstream U33)."""
 
 import torch
 from torch import Tensor

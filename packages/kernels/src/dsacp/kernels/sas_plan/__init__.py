@@ -1,4 +1,4 @@
-"""Work plans of sparse attention and of the lightning indexer (spec ascend 1.4-1.10)."""
+"""Work plans of sparse attention and of the lightning indexer (upstream U4-U7, U12, U13)."""
 
 import torch
 from torch import Tensor

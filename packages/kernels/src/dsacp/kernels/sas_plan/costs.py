@@ -1,4 +1,4 @@
-"""What a plan is made for, and what a model of its row costs answers (spec ascend 1.6).
+"""What a plan is made for, and what a model of its row costs answers (upstream U6).
 
 Every part of a row cost is ``weight * ((n + offset) // divisor)`` of a token count ``n``: a full
 block costs as much as its tail formula gives for a full tail, so block counts and tail units need
@@ -24,7 +24,7 @@ class PlanSpec(NamedTuple):
 
     @property
     def paired(self) -> bool:
-        """Whether two cores share a range, 64 heads each (spec ascend 1.4)."""
+        """Whether two cores share a range, 64 heads each (upstream U4)."""
         return self.kind == 0 and self.family == 1 and self.num_heads == 128
 
     @property

@@ -21,7 +21,7 @@ class BatchCosts:
     Attributes:
         starts: cost before each request, and the total at index B.
         keys: cost up to which a core must be allowed to swallow each request: its end, less half
-            of its last KV block (spec ascend 1.7, step a).
+            of its last KV block (upstream U7).
         peak: largest cost of one row.
     """
 

@@ -1,4 +1,4 @@
-"""Row costs of the lightning indexer: four query tokens a row, compressed keys (ascend 1.10)."""
+"""Row costs of the lightning indexer: four query tokens a row, compressed keys (upstream U13)."""
 
 from dsacp.kernels.sas_plan.costs import PlanSpec, RequestCosts, floor_sum
 

@@ -13,7 +13,7 @@ from dsacp.kernels.sas_plan.table import PLAN_WORDS, check_plans
 
 
 def encode(spec: PlanSpec, ends: Sequence[Cursor], block_count: int) -> "array[int]":
-    """Return the 1024 words of a split (spec ascend 1.4); unused words are 0."""
+    """Return the 1024 words of a split (upstream U4); unused words are 0."""
     words = array("i", bytes(4 * PLAN_WORDS))
     size, copies = spec.record_size, 2 if spec.paired else 1
     start: Cursor = (0, 0)

@@ -1,4 +1,4 @@
-"""Row costs of sparse attention: a window part and a compressed part (spec ascend 1.5, 1.6)."""
+"""Row costs of sparse attention: a window part and a compressed part (upstream U5, U6)."""
 
 from dsacp.kernels.sas_plan.costs import PlanSpec, RequestCosts, floor_sum
 

@@ -32,7 +32,7 @@ def write_records(
     stride, rows, kind, family, block_shift, per_block, span, reach, ratio_shift, cap,
     MAX_CORES: tl.constexpr,
 ):  # fmt: skip
-    """Write the records of ``count`` cores, a lane a core (spec ascend 1.4).
+    """Write the records of ``count`` cores, a lane a core (upstream U4).
 
     ``ends`` points at the request of the first core's end; the next core's is ``step`` further. A
     ``ceiling`` above 0 stands for the largest count of KV blocks.

@@ -40,7 +40,7 @@ def upstream_rows(
     block_shift, per_block, span, reach, ratio_shift, cap, LANES: tl.constexpr,
     MAX_CORES: tl.constexpr,
 ):  # fmt: skip
-    """Walk the cores one after the other (spec ascend 1.7); return how many have work.
+    """Walk the cores one after the other (upstream U7); return how many have work.
 
     Ends (request and row) go to ``ends`` [2, MAX_CORES].
     """

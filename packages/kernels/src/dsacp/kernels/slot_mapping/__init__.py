@@ -1,4 +1,4 @@
-"""KV cache slots of a batch's tokens, flat or as (block, offset) pairs (spec ascend 1.9)."""
+"""KV cache slots of a batch's tokens, flat or as (block, offset) pairs (upstream U11)."""
 
 from typing import Literal
 

@@ -44,6 +44,6 @@ def slot_mapping(
     if not block_offset:
         out.copy_(slots)
         return
-    # Floor division keeps -1 recognisable: block -1, last offset (spec ascend 1.11).
+    # Floor division keeps -1 recognisable: block -1, last offset (upstream U11).
     out[:, 0] = torch.div(slots, block_size, rounding_mode="floor")
     out[:, 1] = slots.remainder(block_size)

@@ -1,4 +1,4 @@
-"""Sparse attention with shared keys and values over paged caches (spec ascend 2)."""
+"""Sparse attention with shared keys and values over paged caches (upstream U16-U18)."""
 
 import torch
 from torch import Tensor

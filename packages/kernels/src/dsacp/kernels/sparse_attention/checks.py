@@ -103,7 +103,7 @@ def check_mode(
     cmp_indices: Tensor | None,
     ori_indices: Tensor | None,
 ) -> None:
-    """Check that the optional tensors select one mode (spec ascend 2.1)."""
+    """Check that the optional tensors select one mode (upstream U16)."""
     _expect(
         window_left >= 0 and window_right >= 0,
         f"expected window bounds >= 0, found left {window_left} and right {window_right}: a "

@@ -1,4 +1,4 @@
-"""Sparse attention with shared keys and values, in torch (spec ascend 2.2): the kernel's oracle.
+"""Sparse attention with shared keys and values, in torch (upstream U17, U18): the kernel's oracle.
 
 Attention is batched over tokens: every token gathers at most its window plus its compressed keys.
 """

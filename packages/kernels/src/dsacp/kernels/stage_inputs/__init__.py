@@ -1,4 +1,4 @@
-"""Copy a step's moving inputs into one persistent block in one launch (design 4)."""
+"""Copy a step's moving inputs into one persistent block in one launch."""
 
 from torch import Tensor
 

@@ -61,7 +61,7 @@ class LaunchTables:
 
 
 class Bank(Uncopied):
-    """One field, one address, for as long as the bank lives (design: invariants I1, I5).
+    """One field, one address, for as long as the bank lives (docs/invariants.md I1, I5).
 
     Args:
         name: cache group, for messages.

@@ -144,7 +144,7 @@ class DsacpBuilder:
             shape = first_shape(common, None, *self.dsacp_rank)
         else:
             shape = later_shape(common, *self.dsacp_rank)
-        # only a capture describes a one-token step with more tokens a request (spec ascend 4.6)
+        # only a capture describes a one-token step with more tokens a request (upstream U30)
         capturing = not block and common.max_query_len > 1
         return self._step(FIRST + draft_index, shape, common, kwargs, capturing)
 

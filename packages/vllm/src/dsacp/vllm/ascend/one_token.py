@@ -16,7 +16,7 @@ NO_LIMIT = 2**31 - 1
 def lengths_of_positions(bank: Bank, shape: Shape, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Return starts and lengths of one-token requests, from positions alone.
 
-    The host's own lengths still count rejected tokens (spec ascend 4.3); the position of a real
+    The host's own lengths still count rejected tokens (upstream U26); the position of a real
     row is one less than the length that its query may see. A request that the host has reset at
     ``max_model_len`` stands at position 0, so its length is 1; its slot is the host's -1.
 

@@ -39,7 +39,7 @@ class _Bound:
 class HostLengths:
     """A length tensor whose maximum is a bound that the host knows.
 
-    The ops ignore the maximum when they are given the lengths (spec ascend 1.2), so asking the
+    The ops ignore the maximum when they are given the lengths (upstream U2, U12), so asking the
     device for it would be a wait for nothing.
     """
 

@@ -48,7 +48,7 @@ def group_blocker(groups: int, method: str | None) -> Blocker | None:
     """Return why draft steps are left to the host when layers lie in several KV groups.
 
     vllm-ascend's proposer advances positions once a group instead of once a step and gives every
-    layer the last group's metadata (spec ascend 4.3). DSpark has no later steps.
+    layer the last group's metadata (upstream U27). DSpark has no later steps.
     """
     if groups <= 1 or method == "dspark":
         return None

@@ -57,7 +57,7 @@ def first_shape(common: Any, real_reqs: int | None, tp_size: int, tp_rank: int) 
 def later_shape(common: Any, tp_size: int, tp_rank: int) -> Shape:
     """Return the shape of a draft step of one token a request.
 
-    At capture the host still describes K+1 tokens a request (spec ascend 4.6). A replay brings
+    At capture the host still describes K+1 tokens a request (upstream U30). A replay brings
     ``num_input_tokens`` one-token requests, so that is what is captured, with no real row.
     """
     tokens = common.num_input_tokens
@@ -88,7 +88,7 @@ def v2_draft_shape(common: Any, tp_size: int, tp_rank: int) -> Shape:
 
 
 def make_capacity(vllm_config: Any, tp_size: int) -> DraftCapacity:
-    """Derive buffer bounds from the engine's configuration (design: invariant I3).
+    """Derive buffer bounds from the engine's configuration (docs/invariants.md I3).
 
     vllm-ascend pads to every capture size that it was given, on the grid or not, so the sizes are
     rounded up here: they bound buffers and choose no bucket.
