@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from dsacp.core import Uncopied, UnsupportedHostError
-from dsacp.graph.record import Namer
 from dsacp.graph.tape import CpuTape
+from dsacp.graph.tape.record import Namer
 
 T = TypeVar("T")
 GraphApi = Literal["auto", "device", "accelerator"]

@@ -9,11 +9,11 @@ import torch
 from dsacp.core import AliasError, HostSyncError, LayoutError, StaleAddressError, Uncopied
 from dsacp.graph.backends import Backend, GraphApi, make_backend
 from dsacp.graph.guard import GraphGuard
-from dsacp.graph.jit import no_jit_compile
-from dsacp.graph.launches import count_replay
-from dsacp.graph.record import Namer
-from dsacp.graph.sync import no_host_sync
-from dsacp.graph.walk import tensors_of
+from dsacp.graph.guard.walk import tensors_of
+from dsacp.graph.hot_path.jit import no_jit_compile
+from dsacp.graph.hot_path.launches import count_replay
+from dsacp.graph.hot_path.sync import no_host_sync
+from dsacp.graph.tape.record import Namer
 
 T = TypeVar("T")
 _DRIVER_WORDS = ("capturing", "during capture", "graph capture", "synchronizing", "107030")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dsacp.core import GUARD_WORD, BufferRegion, CapacityError, LayoutError, StaleAddressError
-from dsacp.graph.foreign import WeakTensor
+from dsacp.graph.tape.foreign import WeakTensor
 
 POISON_WORD = 0x7FFF_FFFF
 """As int32 the largest value, as float32 (and as two 16-bit floats) NaN."""

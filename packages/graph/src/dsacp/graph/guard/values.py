@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from dsacp.core import LayoutError, PaddingError, StaleValueError
-from dsacp.graph.words import POISON_WORD
+from dsacp.graph.guard.words import POISON_WORD
 
 _POISON = {torch.int32: POISON_WORD, torch.int64: POISON_WORD << 32 | POISON_WORD}
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from dsacp.core import StaleAddressError
-from dsacp.graph.record import Namer
+from dsacp.graph.tape.record import Namer
 
 
 @dataclass(frozen=True)

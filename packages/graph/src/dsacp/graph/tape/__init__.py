@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import (
 
 from dsacp.core import LayoutError, StaleAddressError, Uncopied
 from dsacp.graph.mode import PlainDispatchMode
-from dsacp.graph.record import Namer, Recorder
-from dsacp.graph.replay import Step, bind_calls
+from dsacp.graph.tape.record import Namer, Recorder
+from dsacp.graph.tape.replay import Step, bind_calls
 
 
 class CpuTape(Uncopied, PlainDispatchMode):

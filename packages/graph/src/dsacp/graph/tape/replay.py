@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-from dsacp.graph.foreign import Slot
-from dsacp.graph.record import Call, is_written, tensors_in
+from dsacp.graph.tape.foreign import Slot
+from dsacp.graph.tape.record import Call, is_written, tensors_in
 
 Step = Callable[[], object]
 

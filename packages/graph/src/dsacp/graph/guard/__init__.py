@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from torch import Tensor
 
 from dsacp.core import BufferRegion, LayoutError, Uncopied, check_disjoint
-from dsacp.graph.alias import check_isolated, check_ownership, short_group
-from dsacp.graph.arenas import GuardedArenas
-from dsacp.graph.values import check_fresh, check_padding
-from dsacp.graph.walk import Found, walk
-from dsacp.graph.watched import Watched, check_alive, check_complete, check_same
+from dsacp.graph.guard.alias import check_isolated, check_ownership, short_group
+from dsacp.graph.guard.arenas import GuardedArenas
+from dsacp.graph.guard.values import check_fresh, check_padding
+from dsacp.graph.guard.walk import Found, walk
+from dsacp.graph.guard.watched import Watched, check_alive, check_complete, check_same
 
 
 class GraphGuard(Uncopied):

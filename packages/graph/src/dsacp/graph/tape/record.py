@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, UntypedStorage
 
-from dsacp.graph.foreign import ForeignStorage, Geometry, Slot
+from dsacp.graph.tape.foreign import ForeignStorage, Geometry, Slot
 
 Namer = Callable[[int], str | None]
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from dsacp.core import AliasError, BufferRegion, CapacityError
-from dsacp.graph.record import Namer
-from dsacp.graph.walk import Found, tensors_of
+from dsacp.graph.guard.walk import Found, tensors_of
+from dsacp.graph.tape.record import Namer
 
 
 def byte_range(tensor: Tensor) -> tuple[int, int]:

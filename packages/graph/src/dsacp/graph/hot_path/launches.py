@@ -7,7 +7,7 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from dsacp.graph.mode import PlainDispatchMode
-from dsacp.graph.record import is_geometry_only, is_written, tensors_in
+from dsacp.graph.tape.record import is_geometry_only, is_written, tensors_in
 
 _FREE = ("aten::empty", "aten::new_empty", "aten::lift")
 

@@ -10,7 +10,7 @@ from torch.overrides import TorchFunctionMode
 
 from dsacp.core import HostSyncError
 from dsacp.graph.mode import PlainDispatchMode
-from dsacp.graph.record import Namer, tensors_in
+from dsacp.graph.tape.record import Namer, tensors_in
 
 _WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _INDEXING = ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from torch import Tensor
 
 from dsacp.core import BufferRegion, LayoutError
-from dsacp.graph.words import POISON_WORD, Arena, check_guards, fill_guards
+from dsacp.graph.guard.words import POISON_WORD, Arena, check_guards, fill_guards
 
 
 class GuardedArenas:

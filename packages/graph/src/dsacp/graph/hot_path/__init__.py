@@ -1,0 +1,1 @@
+"""What must not happen between two replays: host syncs, compilation, launches nobody counted."""
