@@ -103,6 +103,8 @@ def install(
         what += ["-e", f"./packages/{package}", *_own_test_group(package)]
     if torch is not None:
         bound = Path(session.create_tmp()) / "torch.txt"
+        # it makes itself TMPDIR, inside the workspace, where no user's temporary files lie
+        session.env.pop("TMPDIR", None)
         bound.write_text(f"torch=={torch}\n")
         what += ["--constraint", str(bound)]
     session.install(*what)

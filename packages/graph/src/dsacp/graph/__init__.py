@@ -9,8 +9,7 @@ from dsacp.graph.guard.words import POISON_WORD
 from dsacp.graph.hot_path.jit import no_jit_compile
 from dsacp.graph.hot_path.launches import LaunchCounter
 from dsacp.graph.hot_path.sync import no_host_sync
-from dsacp.graph.recording import is_recording
-from dsacp.graph.tape import CpuTape
+from dsacp.graph.tape import CpuTape, is_recording
 
 __all__ = [
     "POISON_WORD",

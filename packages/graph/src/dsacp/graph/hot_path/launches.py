@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from dsacp.graph.mode import PlainDispatchMode
-from dsacp.graph.tape.record import is_geometry_only, is_written, tensors_in
+from dsacp.graph.tape.record import PlainDispatchMode, is_geometry_only, is_written, tensors_in
 
 _FREE = ("aten::empty", "aten::new_empty", "aten::lift")
 

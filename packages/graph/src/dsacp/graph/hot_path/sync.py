@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from dsacp.core import HostSyncError
-from dsacp.graph.mode import PlainDispatchMode
-from dsacp.graph.tape.record import Namer, tensors_in
+from dsacp.graph.tape.record import Namer, PlainDispatchMode, tensors_in
 
 _WAITING_TAGS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
 _INDEXING = ("aten::index", "aten::index_put_", "aten::index_put", "aten::_index_put_impl_")

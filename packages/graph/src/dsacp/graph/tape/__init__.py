@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import (
 )
 
 from dsacp.core import LayoutError, StaleAddressError, Uncopied
-from dsacp.graph.mode import PlainDispatchMode
-from dsacp.graph.tape.record import Namer, Recorder
+from dsacp.graph.tape.record import Namer, PlainDispatchMode, Recorder
 from dsacp.graph.tape.replay import Step, bind_calls
 
 
@@ -141,3 +140,9 @@ def recording() -> bool:
     if not torch._C._len_torch_dispatch_stack():
         return False
     return any(isinstance(mode, CpuTape) for mode in _get_current_dispatch_mode_stack())
+
+
+def is_recording(device: torch.device) -> bool:
+    """Tell whether a CPU tape records on this thread, or the device's library captures a stream."""
+    ask = getattr(getattr(torch, device.type, None), "is_current_stream_capturing", None)
+    return recording() or (ask is not None and bool(ask()))

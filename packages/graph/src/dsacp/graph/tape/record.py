@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, UntypedStorage
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dsacp.graph.tape.foreign import ForeignStorage, Geometry, Slot
 
@@ -118,3 +119,15 @@ class Recorder:
             use = f"first used by {func.name()} as {geometry}"
             self.foreign[key] = ForeignStorage(storage, name or f"a tensor {geometry}", use)
         return Slot(key, geometry)
+
+
+class PlainDispatchMode(TorchDispatchMode):
+    """A dispatch mode that does not import the compiler.
+
+    By default torch guards each mode's handler against Dynamo, which it imports on the first op:
+    seconds on every start, for modes that never run under ``torch.compile``.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
