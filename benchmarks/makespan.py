@@ -18,13 +18,13 @@ from makespan_report import Record, print_tables, summarise
 from rich.console import Console
 from rich.progress import track
 
-from dsacp.app.acceptance import GeometricAcceptance
-from dsacp.app.batches import HostBatch
-from dsacp.app.builders import RankBuilders, Setup
+from dsacp.app.replay.acceptance import GeometricAcceptance
+from dsacp.app.replay.batches import HostBatch
+from dsacp.app.replay.builders import RankBuilders, Setup
+from dsacp.app.replay.session import make_setup
+from dsacp.app.replay.settings import ReplayConfig
 from dsacp.app.scheduling import EngineStep, Scheduler
-from dsacp.app.session import make_setup
-from dsacp.app.settings import ReplayConfig
-from dsacp.app.trace import TraceRequest, load_trace
+from dsacp.app.traces.read import TraceRequest, load_trace
 from dsacp.core import check_output, write_whole
 from dsacp.drafting_cache import StepMetadata
 from dsacp.kernels.sas_plan.planner import split_rows

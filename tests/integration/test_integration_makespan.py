@@ -34,8 +34,8 @@ def test_summary_counts_what_the_slowest_rank_saves(makespan):
 
 
 def test_balanced_is_never_worse_on_the_packaged_trace(makespan):
-    from dsacp.app.settings import ReplayConfig
-    from dsacp.app.trace import load_trace
+    from dsacp.app.replay.settings import ReplayConfig
+    from dsacp.app.traces.read import load_trace
 
     config = ReplayConfig(drafter="none", tp=2)
     records = makespan.study(config, load_trace(None, 3))

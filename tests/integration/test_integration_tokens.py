@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from dsacp.app.engine import Engine, EngineRun, Mode
-from dsacp.app.settings import ReplayConfig
-from dsacp.app.trace import TraceRequest
+from dsacp.app.replay.settings import ReplayConfig
+from dsacp.app.traces.read import TraceRequest
 
 GOLDEN = Path(__file__).with_name("golden_tokens.json")
 LEAST_MARGIN = 1e-9

@@ -9,12 +9,14 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from dsacp.app import bench, cli, commands, demo
-from dsacp.app.cli import app
-from dsacp.app.groups import kv_groups
-from dsacp.app.settings import ReplayConfig
-from dsacp.app.synthetic import synthetic_trace
-from dsacp.app.trace import TraceRequest, dump_trace, trace_file
+from dsacp.app import cli
+from dsacp.app.cli import app, commands
+from dsacp.app.cli import serve_demo as demo
+from dsacp.app.model.groups import kv_groups
+from dsacp.app.replay import bench
+from dsacp.app.replay.settings import ReplayConfig
+from dsacp.app.traces.read import TraceRequest, dump_trace, trace_file
+from dsacp.app.traces.synthetic import synthetic_trace
 from dsacp.core import CapacityError
 from dsacp.drafting_cache import GroupSpec
 

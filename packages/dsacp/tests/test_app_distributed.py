@@ -6,11 +6,11 @@ import sys
 import pytest
 import torch
 
-from dsacp.app import distributed
 from dsacp.app.model.join import join_simulated
-from dsacp.app.session import run_replay
-from dsacp.app.settings import ReplayConfig
-from dsacp.app.trace import TraceRequest, dump_trace
+from dsacp.app.replay import distributed
+from dsacp.app.replay.session import run_replay
+from dsacp.app.replay.settings import ReplayConfig
+from dsacp.app.traces.read import TraceRequest, dump_trace
 
 TRACE = (TraceRequest(0.0, 9, 6), TraceRequest(10.0, 5, 8), TraceRequest(60.0, 13, 5))
 LIMITS = {"max_num_seqs": 3, "max_num_batched_tokens": 16}

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from dsacp.app import doctor_host
 from dsacp.app.cli import app
 from dsacp.app.doctor import exit_code
-from dsacp.app.doctor_host import Finding, hook_findings, host_findings
-from dsacp.app.doctor_memory import ascend_bytes, builder_bytes
-from dsacp.app.doctor_serving import Serving, bounds, serving_findings
+from dsacp.app.doctor import machine as doctor_host
+from dsacp.app.doctor.machine import Finding, hook_findings, host_findings
+from dsacp.app.doctor.memory import ascend_bytes, builder_bytes
+from dsacp.app.doctor.serving import Serving, bounds, serving_findings
 from dsacp.core import TokenShard
 from dsacp.drafting_cache import DraftMetadataBuilder, GroupSpec
 from dsacp.rope_proxy import RopeConfig, RopeRegistry

@@ -7,16 +7,16 @@ from dataclasses import dataclass, replace
 import pytest
 import torch
 
-from dsacp.app.batches import HostBatch
-from dsacp.app.builders import RankBuilders, Setup
-from dsacp.app.executors import EagerExecutor
 from dsacp.app.model.config import ModelConfig
 from dsacp.app.model.inputs import Conversations
 from dsacp.app.model.reference import ReferenceModel
 from dsacp.app.model.weights import make_weights
+from dsacp.app.replay.batches import HostBatch
+from dsacp.app.replay.builders import RankBuilders, Setup
+from dsacp.app.replay.executors import EagerExecutor
+from dsacp.app.replay.settings import ReplayConfig, resolve
 from dsacp.app.scheduling import Scheduler
-from dsacp.app.settings import ReplayConfig, resolve
-from dsacp.app.trace import TraceRequest
+from dsacp.app.traces.read import TraceRequest
 from dsacp.drafting_cache import GroupMetadata, StepMetadata
 from dsacp.rope_proxy import RopeRows
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from dsacp.app.distributed import names_lost_peers
-from dsacp.app.signals import Stopped, ends_on_signals, signals_held
-from dsacp.app.synthetic import synthetic_trace
-from dsacp.app.trace import dump_trace
-from dsacp.app.workers import WorkerError, run_workers
+from dsacp.app.processes.signals import Stopped, ends_on_signals, signals_held
+from dsacp.app.processes.workers import WorkerError, run_workers
+from dsacp.app.replay.distributed import names_lost_peers
+from dsacp.app.traces.read import dump_trace
+from dsacp.app.traces.synthetic import synthetic_trace
 from dsacp.core import CapacityError
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self").exists(), reason="asks /proc")
@@ -61,7 +61,7 @@ RUN = """
 import os, sys
 import work
 from dsacp.app import cli
-from dsacp.app.workers import run_workers
+from dsacp.app.processes.workers import run_workers
 
 def run():
     run_workers(work.sleep, [(sys.argv[1], "a"), (sys.argv[1], "b")], lambda *_: None)
@@ -73,13 +73,13 @@ if __name__ == "__main__":
 BEGIN = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:]); time.sleep(600)"
 ALONE = """
 import os, sys, work
-from dsacp.app.workers import end_with_parent
+from dsacp.app.processes.workers import end_with_parent
 end_with_parent()
 work.sleep(sys.argv[1], "a", lambda *_: None)
 """
 STUCK = """
 import ctypes, sys
-from dsacp.app.signals import ends_on_signals
+from dsacp.app.processes.signals import ends_on_signals
 mutex, libc = ctypes.create_string_buffer(64), ctypes.CDLL(None)
 with ends_on_signals(float(sys.argv[1])):
     libc.pthread_mutex_lock(mutex)
@@ -91,7 +91,7 @@ with ends_on_signals(float(sys.argv[1])):
 """
 FORK = """
 import os, signal
-from dsacp.app.signals import ends_on_signals
+from dsacp.app.processes.signals import ends_on_signals
 with ends_on_signals():
     child = os.fork()
     if not child:

@@ -5,17 +5,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from dsacp.app.acceptance import GeometricAcceptance
-from dsacp.app.batches import HostBatch
-from dsacp.app.executors import warm_up_batch
-from dsacp.app.memory import needed_bytes
-from dsacp.app.passes import MetadataOnly
-from dsacp.app.report import report_rows
+from dsacp.app.replay.acceptance import GeometricAcceptance
+from dsacp.app.replay.batches import HostBatch
+from dsacp.app.replay.executors import warm_up_batch
+from dsacp.app.replay.memory import needed_bytes
+from dsacp.app.replay.passes import MetadataOnly
+from dsacp.app.replay.report import report_rows
+from dsacp.app.replay.session import make_setup, prepare, run_replay
+from dsacp.app.replay.settings import ReplayConfig, SettingsError, default_captures, resolve
 from dsacp.app.scheduling import EngineStep, RowPlan
-from dsacp.app.session import make_setup, prepare, run_replay
-from dsacp.app.settings import ReplayConfig, SettingsError, default_captures, resolve
-from dsacp.app.synthetic import synthetic_trace
-from dsacp.app.trace import TraceRequest
+from dsacp.app.traces.read import TraceRequest
+from dsacp.app.traces.synthetic import synthetic_trace
 from dsacp.core import CapacityError, LayoutError
 
 TRACE = synthetic_trace(7, seed=3)
@@ -295,7 +295,7 @@ def test_memory_counts_the_shapes_that_builders_remember():
 def test_steps_leave_nothing_behind_once_shapes_are_forgotten(monkeypatch):
     """More shapes than are remembered, again and again, hold as much as they did the first time."""
     monkeypatch.setattr("dsacp.drafting_cache.session.CACHED_SHAPES", 4)
-    monkeypatch.setattr("dsacp.app.compare.REMEMBERED", 16)
+    monkeypatch.setattr("dsacp.app.replay.compare.REMEMBERED", 16)
     replay = prepare(replace(BASE, tp=1, capture_sizes=(4,)), TRACE, (0,))
     held = []
     for _ in range(3):

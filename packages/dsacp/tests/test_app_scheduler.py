@@ -13,7 +13,7 @@ from dsacp.app.scheduling import (
     Scheduler,
     SchedulerConfig,
 )
-from dsacp.app.trace import TraceRequest
+from dsacp.app.traces.read import TraceRequest
 from dsacp.core import CapacityError, LayoutError
 
 GROUPS = (KvGroup("swa", 4, 40), KvGroup("c4", 16, 12))

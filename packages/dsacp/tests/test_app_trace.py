@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
-from dsacp.app.session import run_replay
-from dsacp.app.settings import ReplayConfig, resolve
-from dsacp.app.synthetic import synthetic_trace
-from dsacp.app.trace import TraceError, TraceRequest, dump_trace, load_trace
+from dsacp.app.replay.session import run_replay
+from dsacp.app.replay.settings import ReplayConfig, resolve
+from dsacp.app.traces.read import TraceError, TraceRequest, dump_trace, load_trace
+from dsacp.app.traces.synthetic import synthetic_trace
 
 CSV = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 

@@ -17,9 +17,9 @@ from ascend_double.ops import CALLS
 from ascend_double.scenario import concurrency, run, stock
 
 from dsacp.app.doctor import exit_code
-from dsacp.app.doctor_host import FLASHCOMM, hook_findings, installed
-from dsacp.app.doctor_memory import ascend_bytes
-from dsacp.app.doctor_probe import reasons
+from dsacp.app.doctor.machine import FLASHCOMM, hook_findings, installed
+from dsacp.app.doctor.memory import ascend_bytes
+from dsacp.app.doctor.probe import reasons
 from dsacp.vllm.ascend import memory
 from dsacp.vllm.ascend.plugin import choose
 

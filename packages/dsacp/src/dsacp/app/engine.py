@@ -7,16 +7,16 @@ from typing import Literal
 
 import torch
 
-from dsacp.app.batches import HostBatch
-from dsacp.app.builders import RankBuilders, Setup, guard_of
-from dsacp.app.executors import EagerExecutor, Executor, GraphExecutor
 from dsacp.app.model.config import ModelConfig
 from dsacp.app.model.inputs import Conversations
 from dsacp.app.model.reference import ReferenceModel
 from dsacp.app.model.weights import ModelWeights, make_weights
+from dsacp.app.replay.batches import HostBatch
+from dsacp.app.replay.builders import RankBuilders, Setup, guard_of
+from dsacp.app.replay.executors import EagerExecutor, Executor, GraphExecutor
+from dsacp.app.replay.settings import ReplayConfig, resolve
 from dsacp.app.scheduling import EngineStep, Scheduler
-from dsacp.app.settings import ReplayConfig, resolve
-from dsacp.app.trace import TraceRequest
+from dsacp.app.traces.read import TraceRequest
 from dsacp.core import LayoutError
 from dsacp.graph import GraphGuard
 

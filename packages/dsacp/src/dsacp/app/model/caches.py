@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsacp.app.groups import DRAFT_GROUP, draft_groups, target_groups
 from dsacp.app.model.config import ModelConfig
+from dsacp.app.model.groups import DRAFT_GROUP, draft_groups, target_groups
 
 
 @dataclass(frozen=True)

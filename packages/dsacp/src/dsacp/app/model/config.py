@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from dsacp.app.groups import AttentionShape
+from dsacp.app.model.groups import AttentionShape
 from dsacp.core import LayoutError
 
 

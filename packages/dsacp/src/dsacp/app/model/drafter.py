@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsacp.app.groups import DRAFT_GROUP, DRAFT_LAYER
 from dsacp.app.model.caches import LayerCaches
 from dsacp.app.model.config import ModelConfig
+from dsacp.app.model.groups import DRAFT_GROUP, DRAFT_LAYER
 from dsacp.app.model.join import Join, join_simulated
 from dsacp.app.model.layer import LayerShape, RankStep, run_layer
 from dsacp.app.model.ops import fit_rows, rms_norm

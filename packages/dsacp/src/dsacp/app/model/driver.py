@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dsacp.app.batches import HostBatch
-from dsacp.app.compare import Mismatch, first_difference
-from dsacp.app.executors import DraftRun, TargetRun
 from dsacp.app.model.inputs import Conversations
 from dsacp.app.model.reference import ReferenceModel
-from dsacp.app.result import ReplayResult
+from dsacp.app.replay.batches import HostBatch
+from dsacp.app.replay.compare import Mismatch, first_difference
+from dsacp.app.replay.executors import DraftRun, TargetRun
+from dsacp.app.replay.result import ReplayResult
 from dsacp.core import LayoutError
 
 LEAST_MARGIN = 1e-9

@@ -20,7 +20,7 @@ from dsacp.app.model.sampling import (
 )
 from dsacp.app.model.target import logits, target_forward
 from dsacp.app.model.weights import ModelWeights
-from dsacp.app.passes import Steps, TargetResult
+from dsacp.app.replay.passes import Steps, TargetResult
 from dsacp.core import DraftCapacity, LayoutError
 from dsacp.drafting_cache import GroupMetadata, StepMetadata
 

@@ -8,7 +8,7 @@ from dsacp.app.scheduling.blocks import BlockPool
 from dsacp.app.scheduling.config import SchedulerConfig
 from dsacp.app.scheduling.plan import EngineStep, RowPlan
 from dsacp.app.scheduling.tables import BatchRows, BlockTables
-from dsacp.app.trace import TraceRequest
+from dsacp.app.traces.read import TraceRequest
 from dsacp.core import LayoutError
 
 

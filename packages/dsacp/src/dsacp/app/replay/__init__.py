@@ -1,0 +1,1 @@
+"""Replay of a trace, eager and by graph in lockstep: builders, executors, comparison, report."""

@@ -1,0 +1,1 @@
+"""Serving traces: read from files, or made from a seed."""
