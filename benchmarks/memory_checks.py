@@ -13,6 +13,8 @@ from pathlib import Path
 TOOLS = ("memcheck", "racecheck")
 TESTS = Path(__file__).parents[1] / "packages/kernels/tests/triton"
 FAULT = 9
+NO_TESTS = 5
+"""pytest's exit code where a whole file skips itself, as what only the interpreter shows does."""
 
 
 def start(tool: str, tests: Path, log: Path) -> subprocess.Popen[bytes]:
@@ -42,7 +44,7 @@ def main() -> int:
     clean = True
     for (tool, name), (process, log) in running.items():
         code = process.wait()
-        clean &= code == 0
+        clean &= code in {0, NO_TESTS}
         lines = log.read_text(errors="replace").splitlines()
         found = [line for line in lines if "SUMMARY" in line or " passed" in line]
         seconds = time.monotonic() - began
