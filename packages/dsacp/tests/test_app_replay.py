@@ -301,7 +301,8 @@ def test_steps_leave_nothing_behind_once_shapes_are_forgotten(monkeypatch):
     for _ in range(3):
         builds(replay, range(1, 11))
         held.append(live_objects())
-    assert held[1] == held[2]
+    # a leak adds an object a build at least; the interpreter's own come and go by one or two
+    assert held[2] - held[1] < 10
 
 
 def test_no_more_blocks_than_requests_can_use():
