@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -112,25 +113,20 @@ def _small() -> None:
     )
 
 
+def _compressor(starts: Tensor, positions: Tensor, table: Tensor, **options: Any) -> None:
+    """Compressed rows with slots in both formats."""
+    rope = torch.zeros(4096, 64)
+    for slot_format in ("flat", "block_offset"):
+        compressor_rows(starts, positions, table, rope, rope, slot_format=slot_format, **options)
+
+
 def _sizes() -> None:
     """Cache blocks of 48 rows: what is shifted elsewhere is divided."""
     positions = torch.arange(16, dtype=torch.int32)
     for shape, fmt in (((16,), "flat"), ((16, 2), "block_offset")):
         out = torch.empty(shape, dtype=torch.int32)
         slot_mapping(positions, positions >> 2, TABLE, 48, out, fmt)  # type: ignore[arg-type]
-    rope = torch.zeros(4096, 64)
-    for slot_format in ("flat", "block_offset"):
-        compressor_rows(
-            STARTS,
-            LENS,
-            TABLE,
-            rope,
-            rope,
-            ratio=3,
-            block_size=48,
-            num_rows=9,
-            slot_format=slot_format,
-        )
+    _compressor(STARTS, LENS, TABLE, ratio=3, block_size=48, num_rows=9)
     dspark_indices(
         STARTS, LENS, TABLE, window=128, num_draft_tokens=3, block_size=48, num_tokens=16
     )
@@ -143,20 +139,7 @@ def _requests(count: int) -> None:
     table = torch.zeros(count, 8, dtype=torch.int32)
     words = torch.zeros(1024, dtype=torch.int32)
     covered_rows(words, starts, "a5", 128, 24, num_tokens=count)
-    rope = torch.zeros(4096, 64)
-    for slot_format in ("flat", "block_offset"):
-        compressor_rows(
-            starts,
-            lens,
-            table,
-            rope,
-            rope,
-            ratio=4,
-            block_size=128,
-            num_rows=count,
-            seq_lens=lens,
-            slot_format=slot_format,
-        )
+    _compressor(starts, lens, table, ratio=4, block_size=128, num_rows=count, seq_lens=lens)
     dspark_indices(
         starts, lens, table, window=128, num_draft_tokens=3, block_size=128, num_tokens=count
     )

@@ -4,6 +4,7 @@ from dsacp.drafting_cache.arena import Arena, ArenaPlan, FieldKey, FieldPlan, pl
 from dsacp.drafting_cache.buffers import storage_bytes
 from dsacp.drafting_cache.builder import DraftMetadataBuilder
 from dsacp.drafting_cache.config import BuilderConfig, Overflow, Padding
+from dsacp.drafting_cache.session import CACHED_SHAPES
 from dsacp.drafting_cache.types import (
     BoundInputs,
     DraftBatch,
@@ -13,6 +14,7 @@ from dsacp.drafting_cache.types import (
 )
 
 __all__ = [
+    "CACHED_SHAPES",
     "Arena",
     "ArenaPlan",
     "BoundInputs",

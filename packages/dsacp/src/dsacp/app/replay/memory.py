@@ -12,8 +12,7 @@ from dsacp.app.replay.settings import Limits, ReplayConfig, SettingsError
 from dsacp.app.scheduling import KvGroup
 from dsacp.app.traces.read import TraceRequest
 from dsacp.core import DraftCapacity
-from dsacp.drafting_cache import storage_bytes
-from dsacp.drafting_cache.session import CACHED_SHAPES
+from dsacp.drafting_cache import CACHED_SHAPES, storage_bytes
 from dsacp.graph import tensors_of
 
 EXECUTORS = 2
